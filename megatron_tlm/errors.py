@@ -1,0 +1,28 @@
+"""The exception tree: everything this package raises on purpose.
+
+Each message is one sentence, `<address> = <value> <broken rule>; <way out>`, with both numbers in it.
+"""
+
+
+class TlmError(Exception):
+    """A mistake that the user can mend: shown without a traceback, exit code 2."""
+
+
+class ConfigError(TlmError):
+    """A value, key or flag that cannot be meant."""
+
+
+class PlanError(TlmError):
+    """Sizes that do not fit each other: widths, heads, stages, ranks."""
+
+
+class DataError(TlmError):
+    """A corpus, tokenizer or index that cannot be used as it is."""
+
+
+class CheckpointError(TlmError):
+    """A checkpoint that is absent, incomplete, damaged or of another model."""
+
+
+class CommError(TlmError):
+    """Ranks that cannot talk to each other as the layout asks."""
