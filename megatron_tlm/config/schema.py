@@ -1,0 +1,303 @@
+"""What a user can ask for: one frozen dataclass per component, one field per flag.
+
+Every field is a key of the YAML (under its section) and a flag of the command line (Megatron's spelling: underscores
+become hyphens). `None` means "derive it", and the text says from what. Rules that need more than one section live in
+`config.check`; rules that need the model's units live in `plan`.
+"""
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from megatron_tlm.errors import ConfigError
+
+TaperSchedule = Literal["uniform", "cosine", "linear", "sigmoid", "wider-early", "wider-middle", "wider-late"]
+DecayStyle = Literal["cosine", "linear", "constant", "WSD", "inverse-square-root"]
+Recompute = Literal["full", "selective"]
+
+
+def option(default: Any, text: str, *, metavar: str | None = None) -> Any:
+    """A field whose help text feeds `--help` and the README's table."""
+    return field(default=default, metadata={"help": text, "metavar": metavar})
+
+
+def required(text: str) -> Any:
+    """A field that a preset, the YAML or a flag has to give."""
+    return field(metadata={"help": text, "metavar": None})
+
+
+def _at_least(section: str, config: object, bounds: dict[str, float]) -> None:
+    """Refuse every named field below its bound; None is "derive it" and passes."""
+    for name, bound in bounds.items():
+        value = getattr(config, name)
+        if value is not None and value < bound:
+            raise ConfigError(f"{section}.{name} = {value} is below {bound:g}; give {bound:g} or more")
+
+
+def _below_one(section: str, config: object, names: tuple[str, ...]) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if not 0 <= value < 1:
+            raise ConfigError(f"{section}.{name} = {value} lies outside [0, 1); give a probability below 1")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The decoder's sizes; its MLP widths come from `ffn_hidden_size` through the taper."""
+
+    num_layers: int = required("decoder layers L; each is a mixer and an MLP")
+    hidden_size: int = required("width D of the residual stream")
+    num_attention_heads: int = required("query heads N")
+    seq_length: int = required("tokens per sample S")
+    ffn_hidden_size: int | None = option(
+        None, "baseline MLP width F, the mean of all layers (default: 8/3 D, cut to a multiple of 64)"
+    )
+    num_query_groups: int | None = option(
+        None, "key/value heads K of grouped-query attention (default: as many as query heads)"
+    )
+    kv_channels: int | None = option(None, "width H of one head (default: D / N)")
+    max_position_embeddings: int | None = option(None, "longest sequence the model will meet (default: seq_length)")
+    vocab_size: int | None = option(None, "ids the model knows (default: the tokenizer's)")
+    make_vocab_size_divisible_by: int = option(128, "pad the vocabulary to a multiple of this times the tensor degree")
+    untie_embeddings_and_output_weights: bool = option(False, "give the output layer a weight of its own")
+    rotary_base: float = option(10000.0, "base of the rotary position angles")
+    norm_epsilon: float = option(1e-5, "epsilon of RMSNorm")
+    attention_dropout: float = option(0.0, "dropout on attention probabilities")
+    hidden_dropout: float = option(0.0, "dropout on what a mixer or MLP adds to the residual stream")
+    init_method_std: float = option(
+        0.02, "standard deviation of initial weights; output projections get it over sqrt(2 L)"
+    )
+
+    def __post_init__(self) -> None:
+        positive = {"num_layers": 1, "hidden_size": 1, "num_attention_heads": 1, "seq_length": 1, "ffn_hidden_size": 1}
+        positive |= {"num_query_groups": 1, "kv_channels": 1, "vocab_size": 1, "make_vocab_size_divisible_by": 1}
+        _at_least("model", self, positive | {"max_position_embeddings": 1, "init_method_std": 0, "norm_epsilon": 0})
+        _below_one("model", self, ("attention_dropout", "hidden_dropout"))
+        if self.kv_channels is None and self.hidden_size % self.num_attention_heads:
+            raise ConfigError(
+                f"model.hidden_size = {self.hidden_size} is not a multiple of num_attention_heads = "
+                f"{self.num_attention_heads}; change one of them or give kv_channels"
+            )
+        if self.head_width % 2:
+            raise ConfigError(
+                f"model.kv_channels = {self.head_width} is odd, rotary positions turn pairs; give an even one"
+            )
+        if self.num_attention_heads % self.query_groups:
+            raise ConfigError(
+                f"model.num_query_groups = {self.query_groups} does not divide num_attention_heads = "
+                f"{self.num_attention_heads}; give a divisor of it"
+            )
+        if self.seq_length > self.positions:
+            raise ConfigError(
+                f"model.seq_length = {self.seq_length} exceeds max_position_embeddings = {self.positions}; raise the latter"
+            )
+
+    @property
+    def baseline_width(self) -> int:
+        """The mean MLP width; by default that of a SwiGLU with the parameters of a plain 4 D one (Megatron's rule)."""
+        return self.ffn_hidden_size or max(64, int(4 * self.hidden_size * 2 / 3 / 64) * 64)
+
+    @property
+    def query_groups(self) -> int:
+        return self.num_query_groups or self.num_attention_heads
+
+    @property
+    def head_width(self) -> int:
+        return self.kv_channels or self.hidden_size // self.num_attention_heads
+
+    @property
+    def positions(self) -> int:
+        return self.max_position_embeddings or self.seq_length
+
+
+@dataclass(frozen=True)
+class TaperConfig:
+    """How the MLP width falls with depth (arXiv:2606.23670, schedules)."""
+
+    taper_schedule: TaperSchedule = option("cosine", "shape of the width over depth; uniform switches the taper off")
+    taper_start: float = option(1.5, "first layer's width over the baseline")
+    taper_end: float = option(0.5, "last layer's width over the baseline")
+    width_multiple: int | None = option(None, "every width is a multiple of this (default: lcm(16, tensor degree))")
+
+    def __post_init__(self) -> None:
+        _at_least("taper", self, {"width_multiple": 1})
+        for name in ("taper_start", "taper_end"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"taper.{name} = {getattr(self, name)} is not positive; the paper uses 1.5 and 0.5")
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """How the work is laid over ranks; the data degree is world size / (tensor x pipeline)."""
+
+    tensor_model_parallel_size: int = option(1, "ranks that share each layer")
+    pipeline_model_parallel_size: int = option(1, "stages the layers are cut into")
+    sequence_parallel: bool = option(False, "split norms and residuals over the tensor ranks along the sequence")
+    zero_stage: int = option(1, "DeepSpeed ZeRO stage: 0-3 without pipeline, 0-1 with one")
+    recompute_granularity: Recompute | None = option(
+        None, "recompute in backward: full (each unit) or selective (attention core)"
+    )
+    deepspeed_config: str | None = option(
+        None, "a DeepSpeed JSON merged into ours; a contradiction is an error", metavar="FILE"
+    )
+    distributed_backend: Literal["nccl", "gloo"] | None = option(
+        None, "communication library (default: nccl with GPUs, else gloo)"
+    )
+    distributed_timeout_minutes: float = option(10.0, "a collective that takes longer ends the run")
+
+    def __post_init__(self) -> None:
+        _at_least(
+            "parallel", self, {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "zero_stage": 0}
+        )
+        if self.zero_stage > 3:
+            raise ConfigError(f"parallel.zero_stage = {self.zero_stage} is above 3; DeepSpeed has stages 0, 1, 2, 3")
+        if self.distributed_timeout_minutes <= 0:
+            raise ConfigError(
+                f"parallel.distributed_timeout_minutes = {self.distributed_timeout_minutes:g} is not positive; give minutes"
+            )
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Batches, length and precision of a run."""
+
+    micro_batch_size: int = option(1, "samples per forward on one data rank")
+    global_batch_size: int | None = option(
+        None, "samples per optimizer step over all ranks (default: micro x data degree)"
+    )
+    train_iters: int | None = option(None, "optimizer steps of the whole run")
+    train_samples: int | None = option(None, "length of the run in samples instead of steps")
+    eval_interval: int = option(1000, "steps between evaluations")
+    eval_iters: int = option(10, "global batches per evaluation; 0 switches it off")
+    exit_interval: int | None = option(None, "save and stop at every multiple of this step")
+    bf16: bool = option(False, "bfloat16 weights with float32 masters and float32 gradient accumulation")
+    seed: int = option(1234, "of initial weights, sample order and dropout")
+
+    def __post_init__(self) -> None:
+        bounds = {
+            "micro_batch_size": 1,
+            "global_batch_size": 1,
+            "train_iters": 1,
+            "train_samples": 1,
+            "exit_interval": 1,
+        }
+        _at_least("training", self, bounds | {"eval_interval": 1, "eval_iters": 0, "seed": 0})
+        if self.train_iters is not None and self.train_samples is not None:
+            raise ConfigError(
+                f"training.train_iters = {self.train_iters} and train_samples = {self.train_samples} both set the length; give one"
+            )
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW and its learning rate; norms and biases are not decayed."""
+
+    lr: float = option(3e-4, "peak learning rate")
+    min_lr: float = option(0.0, "learning rate at the end of the decay")
+    lr_decay_style: DecayStyle = option("cosine", "shape of the decay")
+    lr_decay_iters: int | None = option(None, "steps until min_lr (default: the run's)")
+    lr_wsd_decay_iters: int | None = option(
+        None, "steps of the final decay of WSD (default: a tenth of lr_decay_iters)"
+    )
+    lr_warmup_iters: int = option(0, "steps of linear warm-up from lr_warmup_init")
+    lr_warmup_fraction: float | None = option(
+        None, "warm-up as a fraction of lr_decay_iters, instead of lr_warmup_iters"
+    )
+    lr_warmup_init: float = option(0.0, "learning rate at the start of the warm-up")
+    weight_decay: float = option(0.1, "decoupled weight decay")
+    clip_grad: float = option(1.0, "largest global gradient norm; 0 switches clipping off")
+    adam_beta1: float = option(0.9, "decay of the first moment")
+    adam_beta2: float = option(0.95, "decay of the second moment")
+    adam_eps: float = option(1e-8, "added to the root of the second moment")
+
+    def __post_init__(self) -> None:
+        bounds = {
+            "lr": 0,
+            "min_lr": 0,
+            "lr_decay_iters": 1,
+            "lr_wsd_decay_iters": 1,
+            "lr_warmup_iters": 0,
+            "lr_warmup_init": 0,
+        }
+        _at_least("optimizer", self, bounds | {"weight_decay": 0, "clip_grad": 0, "adam_eps": 0})
+        _below_one("optimizer", self, ("adam_beta1", "adam_beta2"))
+        if self.min_lr > self.lr:
+            raise ConfigError(f"optimizer.min_lr = {self.min_lr:g} exceeds lr = {self.lr:g}; lower it")
+        if self.lr_warmup_fraction is not None and not 0 <= self.lr_warmup_fraction <= 1:
+            raise ConfigError(
+                f"optimizer.lr_warmup_fraction = {self.lr_warmup_fraction:g} lies outside [0, 1]; give a fraction"
+            )
+        if self.lr_warmup_fraction is not None and self.lr_warmup_iters:
+            raise ConfigError(
+                f"optimizer.lr_warmup_fraction = {self.lr_warmup_fraction:g} and lr_warmup_iters = {self.lr_warmup_iters} "
+                "both set the warm-up; give one"
+            )
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Indexed corpora and the tokenizer that made them."""
+
+    data_path: tuple[str, ...] = option(
+        (), "prefix of a .bin/.idx pair, or `weight prefix weight prefix ...`", metavar="PREFIX"
+    )
+    split: str = option("969,30,1", "shares of train, valid and test documents")
+    train_data_path: tuple[str, ...] = option((), "as data_path, for training alone", metavar="PREFIX")
+    valid_data_path: tuple[str, ...] = option((), "as data_path, for validation alone", metavar="PREFIX")
+    test_data_path: tuple[str, ...] = option((), "as data_path, for test alone", metavar="PREFIX")
+    data_cache_path: str | None = option(None, "folder for sample indices (default: beside the data)", metavar="DIR")
+    mock_data: bool = option(False, "train on made-up tokens, to try a layout without a corpus")
+    tokenizer_type: str | None = option(
+        None, "SentencePieceTokenizer, HuggingFaceTokenizer, ByteTokenizer (default: by the file)"
+    )
+    tokenizer_model: str | None = option(None, "the tokenizer's file", metavar="FILE")
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """Where a run is saved and continued from."""
+
+    save: str | None = option(None, "folder to save checkpoints in", metavar="DIR")
+    load: str | None = option(None, "folder to continue from", metavar="DIR")
+    save_interval: int | None = option(None, "steps between checkpoints (default: at the end only)")
+    keep_last: int | None = option(None, "checkpoints to keep; older ones are deleted (default: all)")
+    ckpt_step: int | None = option(None, "step to load (default: the newest complete one)")
+    no_save_optim: bool = option(False, "save weights only")
+    no_load_optim: bool = option(False, "load weights only: new optimizer state, step 0")
+    finetune: bool = option(False, "load weights only, and start the data and the schedule anew")
+    allow_fresh_start: bool = option(False, "start from scratch where `load` holds no checkpoint")
+
+    def __post_init__(self) -> None:
+        _at_least("checkpoint", self, {"save_interval": 1, "keep_last": 1, "ckpt_step": 0})
+
+
+@dataclass(frozen=True)
+class LoggingConfig:
+    """What is told, where and how often."""
+
+    log_interval: int = option(10, "steps between console lines")
+    log_dir: str | None = option(None, "folder for metrics.jsonl, config.yaml and the loss plot", metavar="DIR")
+    tensorboard_dir: str | None = option(
+        None, "folder for TensorBoard files (default: log_dir/tensorboard)", metavar="DIR"
+    )
+
+    def __post_init__(self) -> None:
+        _at_least("logging", self, {"log_interval": 1})
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run."""
+
+    model: ModelConfig
+    taper: TaperConfig = TaperConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    training: TrainingConfig = TrainingConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    data: DataConfig = DataConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    logging: LoggingConfig = LoggingConfig()
+
+
+def sections() -> dict[str, type]:
+    """Section name -> its dataclass, in the order in which they are shown."""
+    return {item.name: item.type for item in fields(Config) if isinstance(item.type, type)}
