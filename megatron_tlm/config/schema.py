@@ -5,6 +5,7 @@ become hyphens). `None` means "derive it", and the text says from what. Rules th
 `config.check`; rules that need the model's units live in `plan`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ def required(text: str) -> Any:
     return field(metadata={"help": text, "metavar": None})
 
 
-def _at_least(section: str, config: object, bounds: dict[str, float]) -> None:
+def _at_least(section: str, config: object, bounds: Mapping[str, float]) -> None:
     """Refuse every named field below its bound; None is "derive it" and passes."""
     for name, bound in bounds.items():
         value = getattr(config, name)
@@ -88,7 +89,8 @@ class ModelConfig:
             )
         if self.seq_length > self.positions:
             raise ConfigError(
-                f"model.seq_length = {self.seq_length} exceeds max_position_embeddings = {self.positions}; raise the latter"
+                f"model.seq_length = {self.seq_length} exceeds max_position_embeddings = {self.positions}; "
+                "raise the latter"
             )
 
     @property
@@ -152,7 +154,8 @@ class ParallelConfig:
             raise ConfigError(f"parallel.zero_stage = {self.zero_stage} is above 3; DeepSpeed has stages 0, 1, 2, 3")
         if self.distributed_timeout_minutes <= 0:
             raise ConfigError(
-                f"parallel.distributed_timeout_minutes = {self.distributed_timeout_minutes:g} is not positive; give minutes"
+                f"parallel.distributed_timeout_minutes = {self.distributed_timeout_minutes:g} is not positive; "
+                "give minutes"
             )
 
 
@@ -183,7 +186,8 @@ class TrainingConfig:
         _at_least("training", self, bounds | {"eval_interval": 1, "eval_iters": 0, "seed": 0})
         if self.train_iters is not None and self.train_samples is not None:
             raise ConfigError(
-                f"training.train_iters = {self.train_iters} and train_samples = {self.train_samples} both set the length; give one"
+                f"training.train_iters = {self.train_iters} and train_samples = {self.train_samples} both set the "
+                "length; give one"
             )
 
 
@@ -228,8 +232,8 @@ class OptimizerConfig:
             )
         if self.lr_warmup_fraction is not None and self.lr_warmup_iters:
             raise ConfigError(
-                f"optimizer.lr_warmup_fraction = {self.lr_warmup_fraction:g} and lr_warmup_iters = {self.lr_warmup_iters} "
-                "both set the warm-up; give one"
+                f"optimizer.lr_warmup_fraction = {self.lr_warmup_fraction:g} and lr_warmup_iters = "
+                f"{self.lr_warmup_iters} both set the warm-up; give one"
             )
 
 
