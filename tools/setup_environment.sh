@@ -42,7 +42,7 @@ if [[ ! -x $venv/bin/python ]]; then
   "$python" -m venv "$venv"
 fi
 
-pip_install() { "$venv/bin/python" -m pip install --quiet --progress-bar off --disable-pip-version-check "$@"; }
+pip_install() { "$venv/bin/python" -m pip install --quiet --quiet --progress-bar off --disable-pip-version-check "$@"; }
 
 # torch comes first and alone, with its version exact. Left to the range in pyproject.toml, pip takes the newest build
 # it knows, on Linux one with some GB of CUDA libraries. Where a CPU build of this version is at hand (a wheel folder in
