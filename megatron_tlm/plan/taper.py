@@ -9,7 +9,7 @@ multiple. Otherwise the interior is first shifted, within [end, start], until it
 
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from math import cos, exp, gcd, lcm, pi
+from math import cos, exp, gcd, inf, lcm, pi
 from types import MappingProxyType
 
 from megatron_tlm.errors import PlanError
@@ -50,6 +50,9 @@ def taper_widths(
         )
     if schedule not in SCHEDULES:
         raise PlanError(f"taper_schedule = {schedule!r} is not known; choose one of {', '.join(SCHEDULES)}")
+    for name, ratio in (("taper_start", start), ("taper_end", end)):
+        if not 0 < ratio < inf:
+            raise PlanError(f"{name} = {ratio:g} is not a positive ratio; the paper uses 1.5 and 0.5")
     if schedule == "uniform" or num_layers == 1:
         _require_multiples(baseline, multiple, num_layers, ())
         return (baseline,) * num_layers
@@ -129,7 +132,7 @@ def _require_multiples(
     total = num_layers * baseline
     # Without a ratio every layer has the baseline itself, so the baseline must be the multiple, not just the total.
     fixed = [value for _, value in exact] or [Fraction(baseline)]
-    if total % multiple == 0 and all(value > 0 and value % multiple == 0 for value in fixed):
+    if total % multiple == 0 and all(value % multiple == 0 for value in fixed):
         return tuple(int(value) for value in fixed)
     steps = [_baseline_step(Fraction(str(ratio)), multiple) for _, ratio in ratios] or [multiple]
     step = lcm(*steps, multiple // gcd(num_layers, multiple))

@@ -1,0 +1,123 @@
+from dataclasses import replace
+
+import pytest
+
+from megatron_tlm.config.schema import Config, ModelConfig, ParallelConfig, TaperConfig, TrainingConfig
+from megatron_tlm.errors import PlanError
+from megatron_tlm.plan.build import build_plan, build_shape
+from megatron_tlm.plan.shape import ModelShape
+
+MODEL = ModelConfig(num_layers=6, hidden_size=64, num_attention_heads=4, seq_length=32, ffn_hidden_size=256)
+
+
+def config(**sections):
+    return Config(**({"model": MODEL} | sections))
+
+
+def pipeline(stages, **model):
+    parallel = ParallelConfig(pipeline_model_parallel_size=stages)
+    return build_plan(config(model=replace(MODEL, **model), parallel=parallel), 1000)
+
+
+@pytest.mark.parametrize("untied", [True, False])
+def test_taper_costs_nothing(untied):
+    model = replace(MODEL, untie_embeddings_and_output_weights=untied)
+    tapered = build_plan(config(model=model), 1000)
+    uniform = build_plan(config(model=model, taper=TaperConfig(taper_schedule="uniform")), 1000)
+    assert tapered.shape.widths != uniform.shape.widths
+    assert tapered.parameters == uniform.parameters
+    assert tapered.flops_per_token == uniform.flops_per_token
+
+
+def test_parameters_by_hand():
+    plan = build_plan(config(), 1000)
+    attention, mlp, norms = 4 * 64 * 64, 3 * 64 * 256, 2 * 64
+    assert plan.parameters == 6 * (attention + mlp + norms) + 64 + 64 * 1000
+    assert sum(spec.size for spec in plan.parameter_specs.values()) == plan.parameters
+
+
+def test_flops_by_hand():
+    plan = build_plan(config(), 1000)
+    forward = 6 * (8 * 64 * 64 + 4 * 32 * 64 + 6 * 64 * 256) + 2 * 64 * 1024
+    assert plan.flops_per_token == 3 * forward
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 5, 8, 12])
+@pytest.mark.parametrize("untied", [True, False])
+def test_every_stage_owns_a_decayed_and_an_undecayed_parameter_of_its_own(stages, untied):
+    plan = pipeline(stages, untie_embeddings_and_output_weights=untied)
+    assert [index for part in plan.stages for index in part] == list(range(len(plan.units)))
+    for stage in range(stages):
+        decays = {spec.decay for unit in plan.stage_units(stage) for spec in unit.parameters}
+        assert decays == {True, False}
+
+
+def test_stages_may_part_a_mixer_from_its_mlp():
+    plan = pipeline(5)
+    assert any(plan.stage_units(stage)[0].kind == "mlp" for stage in range(5))
+    assert plan.slowest < 1.25 * plan.mean
+
+
+def test_too_many_stages():
+    with pytest.raises(PlanError, match="pipeline_model_parallel_size = 13 exceeds the 12 pieces that 14 units"):
+        pipeline(13)
+
+
+def test_json_has_the_promised_keys_and_adds_up():
+    plan = pipeline(2)
+    told = plan.to_json()
+    assert set(told) == {
+        *("widths", "parameters", "flops_per_token", "units", "stages", "slowest", "mean", "imbalance")
+    }
+    assert set(told["units"][0]) == {"name", "flops", "parameters", "activation_bytes"}
+    assert set(told["stages"][0]) == {"first_unit", "last_unit", "cost", "parameters"}
+    assert sum(stage["cost"] for stage in told["stages"]) == told["flops_per_token"]
+    assert sum(stage["parameters"] for stage in told["stages"]) == told["parameters"]
+    assert told["imbalance"] == max(stage["cost"] for stage in told["stages"]) / told["mean"]
+    assert told["stages"][0]["first_unit"] == "embedding"
+    assert told["stages"][-1]["last_unit"] == "head"
+
+
+def test_widths_follow_the_tensor_degree():
+    model = replace(MODEL, ffn_hidden_size=288, num_attention_heads=3, hidden_size=96)
+    shape = build_shape(config(model=model, parallel=ParallelConfig(tensor_model_parallel_size=3)), 1000)
+    assert all(width % 48 == 0 for width in shape.widths)
+
+
+@pytest.mark.parametrize(
+    ("model", "taper", "degree", "message"),
+    [
+        ({"num_attention_heads": 2}, {}, 4, r"tensor_model_parallel_size = 4 .* num_attention_heads = 2.* \[1, 2\]"),
+        (
+            {"num_attention_heads": 12, "num_query_groups": 4, "hidden_size": 96, "ffn_hidden_size": 288},
+            {},
+            6,
+            r"does not divide num_query_groups = 4; use one of \[1, 2, 4, 12\]",
+        ),
+        ({}, {"width_multiple": 2, "taper_start": 1.4921875, "taper_end": 0.5078125}, 4, "layer 0 width 382"),
+    ],
+)
+def test_a_tensor_degree_that_does_not_divide_is_refused_with_what_would(model, taper, degree, message):
+    asked = config(
+        model=replace(MODEL, **model),
+        taper=TaperConfig(**taper),
+        parallel=ParallelConfig(tensor_model_parallel_size=degree),
+    )
+    with pytest.raises(PlanError, match=message):
+        build_plan(asked, 1000)
+
+
+def test_micro_batches():
+    plan = build_plan(config(training=TrainingConfig(micro_batch_size=2, global_batch_size=16)), 1000, data=2)
+    assert plan.micro_batches == 4
+
+
+def test_shape_survives_json_and_names_differences():
+    shape = build_shape(config(), 1000)
+    assert ModelShape.from_json(shape.to_json()) == shape
+    other = replace(shape, vocab_size=2000, rotary_base=5e5)
+    assert shape.differences(other) == ("vocab_size = 1000 (not 2000)", "rotary_base = 10000.0 (not 500000.0)")
+    with pytest.raises(PlanError, match="colour"):
+        ModelShape.from_json(shape.to_json() | {"colour": 1})
+    with pytest.raises(PlanError, match=r"widths holds 6 widths for num_layers = 7"):
+        replace(shape, num_layers=7)
