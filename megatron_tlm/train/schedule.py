@@ -17,7 +17,7 @@ from megatron_tlm.errors import ConfigError
 
 @dataclass(frozen=True)
 class Schedule:
-    """Learning rates between `initial`, `peak` and `minimum`; lengths in optimizer steps (a warm-up's may be a fraction)."""
+    """Learning rates between `initial`, `peak` and `minimum`; lengths in optimizer steps, a warm-up's maybe broken."""
 
     style: DecayStyle
     peak: float

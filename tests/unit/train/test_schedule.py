@@ -22,7 +22,7 @@ def megatron(config: OptimizerConfig, decay: int, warmup: float, num_steps: int)
     if num_steps > decay:
         return config.min_lr
     if config.lr_decay_style == "inverse-square-root":
-        lr = config.lr * max(warmup, 1) ** 0.5 / (max(num_steps, 1) ** 0.5)
+        lr = config.lr * math.sqrt(max(warmup, 1)) / math.sqrt(max(num_steps, 1))
         return max(config.min_lr, lr)
     ratio = float(num_steps - warmup) / float(decay - warmup)
     if config.lr_decay_style == "linear":
