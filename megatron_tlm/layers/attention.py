@@ -1,0 +1,138 @@
+"""Causal grouped-query attention (arXiv:2305.13245) with rotary positions, its heads shared out over tensor ranks.
+
+    query head i reads key/value head i // (N / K)
+
+With K >= tensor degree each rank owns K / degree key/value heads and the queries that read them. With fewer, each
+rank holds the whole key and value weights and computes only the heads that its queries read.
+
+Shapes: B microbatch, S sequence, s this rank's share of it, T keys seen, D model width, N query heads, K key/value
+heads, H head width; n and k this rank's.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from megatron_tlm.comm.rng import shard_stream
+from megatron_tlm.errors import PlanError
+from megatron_tlm.layers.cache import KeyValueCache
+from megatron_tlm.layers.linear import ColumnLinear, ReplicatedLinear, RowLinear
+from megatron_tlm.layers.placement import Placement
+from megatron_tlm.layers.residual import BlockOptions, ResidualBlock
+from megatron_tlm.layers.rope import RotaryEmbedding
+from megatron_tlm.plan.shards import local_width
+
+
+@dataclass(frozen=True)
+class HeadShare:
+    """The heads that one tensor rank computes; `replicated` where it holds the weights of all key/value heads."""
+
+    num_queries: int
+    groups: range
+    replicated: bool
+
+
+def share_heads(num_heads: int, num_groups: int, degree: int, rank: int) -> HeadShare:
+    """The heads of rank `rank` out of `degree`; PlanError where they cannot be shared out evenly."""
+    num_queries = local_width(num_heads, degree, "num_attention_heads")
+    if num_heads % num_groups or (num_groups % degree and degree % num_groups):
+        raise PlanError(
+            f"num_query_groups = {num_groups} divides neither into {num_heads} heads nor over {degree} tensor ranks; "
+            "give a divisor of the former that is a multiple or a divisor of the latter"
+        )
+    if degree > num_groups:
+        group = rank * num_groups // degree
+        return HeadShare(num_queries, range(group, group + 1), replicated=True)
+    num_local = num_groups // degree
+    return HeadShare(num_queries, range(rank * num_local, (rank + 1) * num_local), replicated=False)
+
+
+def attend(q_BnSH: Tensor, k_BkTH: Tensor, v_BkTH: Tensor, dropout: float = 0.0) -> Tensor:
+    """softmax(q k^T / sqrt(H)) v over the keys up to each query's own; the last query belongs to the last key.
+
+    [B, n, S, H], [B, k, T, H] twice, T >= S -> [B, n, S, H]. Flash where the device has it.
+    """
+    length, seen = q_BnSH.shape[2], k_BkTH.shape[2]
+    mask_ST = None
+    if 1 < length < seen:
+        mask_ST = torch.ones(length, seen, dtype=torch.bool, device=q_BnSH.device).tril(seen - length)
+    return F.scaled_dot_product_attention(
+        q_BnSH,
+        k_BkTH,
+        v_BkTH,
+        attn_mask=mask_ST,
+        dropout_p=dropout,
+        is_causal=length == seen and length > 1,
+        enable_gqa=q_BnSH.shape[1] != k_BkTH.shape[1],
+    )
+
+
+class Attention(ResidualBlock):
+    """The mixer of Transformer++."""
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        num_groups: int,
+        head_width: int,
+        *,
+        rotary_base: float,
+        epsilon: float,
+        placement: Placement,
+        options: BlockOptions,
+    ) -> None:
+        super().__init__(width, epsilon, placement, options)
+        self.head_width = head_width
+        self.heads = share_heads(num_heads, num_groups, placement.tensor.size, placement.tensor.rank)
+        self.rotary = RotaryEmbedding(head_width, rotary_base)
+        self.q = ColumnLinear(width, num_heads * head_width, placement)
+        self.k = self._group_projection(width, num_groups)
+        self.v = self._group_projection(width, num_groups)
+        self.o = RowLinear(num_heads * head_width, width, placement)
+
+    def _group_projection(self, width: int, num_groups: int) -> nn.Module:
+        out_size = num_groups * self.head_width
+        if not self.heads.replicated:
+            return ColumnLinear(width, out_size, self.placement)
+        rows = range(self.heads.groups.start * self.head_width, self.heads.groups.stop * self.head_width)
+        return ReplicatedLinear(width, out_size, rows, self.placement)
+
+    def new_cache(self, batch: int, capacity: int) -> KeyValueCache:
+        """An empty cache for `capacity` tokens of `batch` sequences."""
+        return KeyValueCache(
+            batch,
+            len(self.heads.groups),
+            capacity,
+            self.head_width,
+            dtype=self.q.weight.dtype,
+            device=self.q.weight.device,
+        )
+
+    def branch(self, x_BsD: Tensor, *, cache: KeyValueCache | None = None, position: int = 0, **state: Any) -> Tensor:
+        """`position` is that of the first token; without a cache it must be the first key as well."""
+        x_BSD = self.placement.enter(x_BsD)
+        by_head = (*x_BSD.shape[:2], -1, self.head_width)
+        q_BSnH, k_BSkH = self.rotary(self.q(x_BSD).view(by_head), self.k(x_BSD).view(by_head), position)
+        q_BnSH, k_BkSH, v_BkSH = (x.transpose(1, 2) for x in (q_BSnH, k_BSkH, self.v(x_BSD).view(by_head)))
+        if cache is not None:
+            k_BkSH, v_BkSH = cache.write(k_BkSH, v_BkSH, position)
+        if self.options.recompute == "selective" and self.training and torch.is_grad_enabled():
+            y_BnSH = checkpoint(
+                self._core, q_BnSH, k_BkSH, v_BkSH, use_reentrant=False, preserve_rng_state=self.options.draws
+            )
+        else:
+            y_BnSH = self._core(q_BnSH, k_BkSH, v_BkSH)
+        o_BsD: Tensor = self.o(y_BnSH.transpose(1, 2).flatten(2))
+        return o_BsD
+
+    def _core(self, q_BnSH: Tensor, k_BkTH: Tensor, v_BkTH: Tensor) -> Tensor:
+        dropout = self.options.attention_dropout if self.training else 0.0
+        if dropout == 0.0:
+            return attend(q_BnSH, k_BkTH, v_BkTH)
+        with shard_stream(self.placement.tensor, q_BnSH.device):
+            return attend(q_BnSH, k_BkTH, v_BkTH, dropout)
