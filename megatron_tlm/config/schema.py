@@ -5,40 +5,16 @@ become hyphens). `None` means "derive it", and the text says from what. Rules th
 `config.check`; rules that need the model's units live in `plan`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, fields
 from typing import Any, Literal
 
+from megatron_tlm.config.field import at_least, below_one, option, required
 from megatron_tlm.errors import ConfigError
 
 TaperSchedule = Literal["uniform", "cosine", "linear", "sigmoid", "wider-early", "wider-middle", "wider-late"]
 DecayStyle = Literal["cosine", "linear", "constant", "WSD", "inverse-square-root"]
 Recompute = Literal["full", "selective"]
-
-
-def option(default: Any, text: str, *, metavar: str | None = None) -> Any:
-    """A field whose help text feeds `--help` and the README's table."""
-    return field(default=default, metadata={"help": text, "metavar": metavar})
-
-
-def required(text: str) -> Any:
-    """A field that a preset, the YAML or a flag has to give."""
-    return field(metadata={"help": text, "metavar": None})
-
-
-def _at_least(section: str, config: object, bounds: Mapping[str, float]) -> None:
-    """Refuse every named field below its bound; None is "derive it" and passes."""
-    for name, bound in bounds.items():
-        value = getattr(config, name)
-        if value is not None and value < bound:
-            raise ConfigError(f"{section}.{name} = {value} is below {bound:g}; give {bound:g} or more")
-
-
-def _below_one(section: str, config: object, names: tuple[str, ...]) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if not 0 <= value < 1:
-            raise ConfigError(f"{section}.{name} = {value} lies outside [0, 1); give a probability below 1")
+TokenizerType = Literal["SentencePieceTokenizer", "HuggingFaceTokenizer", "ByteTokenizer"]
 
 
 @dataclass(frozen=True)
@@ -71,8 +47,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         positive = {"num_layers": 1, "hidden_size": 1, "num_attention_heads": 1, "seq_length": 1, "ffn_hidden_size": 1}
         positive |= {"num_query_groups": 1, "kv_channels": 1, "vocab_size": 1, "make_vocab_size_divisible_by": 1}
-        _at_least("model", self, positive | {"max_position_embeddings": 1, "init_method_std": 0, "norm_epsilon": 0})
-        _below_one("model", self, ("attention_dropout", "hidden_dropout"))
+        at_least("model", self, positive | {"max_position_embeddings": 1, "init_method_std": 0, "norm_epsilon": 0})
+        below_one("model", self, ("attention_dropout", "hidden_dropout"))
         if self.kv_channels is None and self.hidden_size % self.num_attention_heads:
             raise ConfigError(
                 f"model.hidden_size = {self.hidden_size} is not a multiple of num_attention_heads = "
@@ -121,7 +97,7 @@ class TaperConfig:
     width_multiple: int | None = option(None, "every width is a multiple of this (default: lcm(16, tensor degree))")
 
     def __post_init__(self) -> None:
-        _at_least("taper", self, {"width_multiple": 1})
+        at_least("taper", self, {"width_multiple": 1})
         for name in ("taper_start", "taper_end"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"taper.{name} = {getattr(self, name)} is not positive; the paper uses 1.5 and 0.5")
@@ -147,7 +123,7 @@ class ParallelConfig:
     distributed_timeout_minutes: float = option(10.0, "a collective that takes longer ends the run")
 
     def __post_init__(self) -> None:
-        _at_least(
+        at_least(
             "parallel", self, {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "zero_stage": 0}
         )
         if self.zero_stage > 3:
@@ -183,7 +159,7 @@ class TrainingConfig:
             "train_samples": 1,
             "exit_interval": 1,
         }
-        _at_least("training", self, bounds | {"eval_interval": 1, "eval_iters": 0, "seed": 0})
+        at_least("training", self, bounds | {"eval_interval": 1, "eval_iters": 0, "seed": 0})
         if self.train_iters is not None and self.train_samples is not None:
             raise ConfigError(
                 f"training.train_iters = {self.train_iters} and train_samples = {self.train_samples} both set the "
@@ -222,8 +198,8 @@ class OptimizerConfig:
             "lr_warmup_iters": 0,
             "lr_warmup_init": 0,
         }
-        _at_least("optimizer", self, bounds | {"weight_decay": 0, "clip_grad": 0, "adam_eps": 0})
-        _below_one("optimizer", self, ("adam_beta1", "adam_beta2"))
+        at_least("optimizer", self, bounds | {"weight_decay": 0, "clip_grad": 0, "adam_eps": 0})
+        below_one("optimizer", self, ("adam_beta1", "adam_beta2"))
         if self.min_lr > self.lr:
             raise ConfigError(f"optimizer.min_lr = {self.min_lr:g} exceeds lr = {self.lr:g}; lower it")
         if self.lr_warmup_fraction is not None and not 0 <= self.lr_warmup_fraction <= 1:
@@ -250,9 +226,7 @@ class DataConfig:
     test_data_path: tuple[str, ...] = option((), "as data_path, for test alone", metavar="PREFIX")
     data_cache_path: str | None = option(None, "folder for sample indices (default: beside the data)", metavar="DIR")
     mock_data: bool = option(False, "train on made-up tokens, to try a layout without a corpus")
-    tokenizer_type: str | None = option(
-        None, "SentencePieceTokenizer, HuggingFaceTokenizer, ByteTokenizer (default: by the file)"
-    )
+    tokenizer_type: TokenizerType | None = option(None, "kind of the tokenizer's file (default: by its name)")
     tokenizer_model: str | None = option(None, "the tokenizer's file", metavar="FILE")
 
 
@@ -271,7 +245,7 @@ class CheckpointConfig:
     allow_fresh_start: bool = option(False, "start from scratch where `load` holds no checkpoint")
 
     def __post_init__(self) -> None:
-        _at_least("checkpoint", self, {"save_interval": 1, "keep_last": 1, "ckpt_step": 0})
+        at_least("checkpoint", self, {"save_interval": 1, "keep_last": 1, "ckpt_step": 0})
 
 
 @dataclass(frozen=True)
@@ -285,7 +259,7 @@ class LoggingConfig:
     )
 
     def __post_init__(self) -> None:
-        _at_least("logging", self, {"log_interval": 1})
+        at_least("logging", self, {"log_interval": 1})
 
 
 @dataclass(frozen=True)
@@ -305,3 +279,8 @@ class Config:
 def sections() -> dict[str, type]:
     """Section name -> its dataclass, in the order in which they are shown."""
     return {item.name: item.type for item in fields(Config) if isinstance(item.type, type)}
+
+
+def fields_of(section: str) -> dict[str, Field[Any]]:
+    """Field name -> field of one section."""
+    return {item.name: item for item in fields(sections()[section])}

@@ -1,0 +1,122 @@
+"""A YAML document as settings: read node by node, so that every complaint can name its line."""
+
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+import yaml
+
+from megatron_tlm.config.nearest import did_you_mean
+from megatron_tlm.config.schema import fields_of, sections
+from megatron_tlm.config.values import Layer, Setting, from_yaml
+from megatron_tlm.errors import ConfigError
+
+# Keys and values as nodes, with the line of each key.
+Entries = dict[str, tuple[int, yaml.Node]]
+
+
+def read_file(path: Path) -> Layer:
+    """The settings of a YAML file. ConfigError: no such file, not YAML, an unknown key, a key twice, a wrong type."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(f"--config = {path} cannot be read ({reason}); give a YAML file") from None
+    return read_text(text, path.name)
+
+
+def read_text(text: str, origin: str) -> Layer:
+    """The settings of a YAML text; `origin` is its name in messages."""
+    loader = yaml.SafeLoader(text)
+    try:
+        root = loader.get_single_node()
+        return _read(root, loader, origin) if root is not None else {}
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ConfigError(f"{origin}:{line}: this is not YAML ({error.problem}); mend that line") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{origin}:1: this is not YAML ({error}); give a text file") from None
+    finally:
+        loader.dispose()
+
+
+@cache
+def preset_names() -> tuple[str, ...]:
+    """The shipped configurations, smallest first."""
+    found = {Path(item.name).stem for item in _preset_folder().iterdir() if item.name.endswith(".yaml")}
+    return tuple(sorted(found, key=lambda name: (name != "tiny", name.endswith("b"), name)))
+
+
+def read_preset(name: str) -> Layer:
+    """The settings of a shipped configuration."""
+    if name not in preset_names():
+        raise ConfigError(f"--preset = {name} is not shipped; {did_you_mean(name, preset_names())}")
+    return read_text((_preset_folder() / f"{name}.yaml").read_text(encoding="utf-8"), f"preset {name}")
+
+
+def _preset_folder() -> Traversable:
+    return files("megatron_tlm.config") / "presets"
+
+
+def _read(root: yaml.Node, loader: yaml.SafeLoader, origin: str) -> Layer:
+    layer: Layer = {}
+    for section, (line, node) in _entries(root, loader, origin, "the document").items():
+        if section not in sections():
+            raise ConfigError(f"{origin}:{line}: {section} {_misplaced(section)}")
+        if loader.construct_object(node, deep=True) is None:
+            continue  # `data:` with all its keys commented out
+        declared = fields_of(section)
+        for key, (key_line, value) in _entries(node, loader, origin, f"{section}:").items():
+            address = f"{origin}:{key_line}: {section}.{key}"
+            if key not in declared:
+                raise ConfigError(f"{address} {_unknown(section, key)}")
+            given = loader.construct_object(value, deep=True)
+            layer[section, key] = Setting(from_yaml(given, declared[key].type, address), address)
+    return layer
+
+
+def _entries(node: yaml.Node, loader: yaml.SafeLoader, origin: str, where: str) -> Entries:
+    line = node.start_mark.line + 1
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigError(
+            f"{origin}:{line}: {where} holds {_shown(node)} and not `key: value` lines; indent them below it"
+        )
+    found: Entries = {}
+    for key_node, value in node.value:
+        key = str(key_node.value)
+        line = key_node.start_mark.line + 1
+        if key in found:
+            raise ConfigError(f"{origin}:{line}: {key} appears twice, first in line {found[key][0]}; keep one of them")
+        found[key] = (line, value)
+    return found
+
+
+def _shown(node: yaml.Node) -> str:
+    return repr(node.value) if isinstance(node, yaml.ScalarNode) else "a list"
+
+
+def _home(key: str) -> str | None:
+    """The section that a key belongs to; field names are unique over sections, as flags are."""
+    return next((section for section in sections() if key in fields_of(section)), None)
+
+
+def _misplaced(key: str) -> str:
+    """What to say of an unknown section."""
+    home = _home(key.replace("-", "_"))
+    if home:
+        return f"is not a section; that key belongs under {home}:"
+    return f"is not a section; {did_you_mean(key, sections())}"
+
+
+def _unknown(section: str, key: str) -> str:
+    """What to say of an unknown key: it belongs elsewhere, or is misspelt."""
+    plain = key.replace("-", "_")
+    home = _home(plain)
+    if home == section:
+        return f"is not a key; write {plain}"
+    if home:
+        return f"is not a key of {section}; that key belongs under {home}:"
+    every = [name for other in sections() for name in fields_of(other)]
+    own = did_you_mean(key, fields_of(section))
+    return f"is not a key; {own if own.startswith('did') else did_you_mean(key, every)}"
