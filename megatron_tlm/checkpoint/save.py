@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,10 +102,11 @@ class Piece:
 
 def begin(root: Path, step: int) -> Path:
     """A new, empty, hidden directory for the parts of one step; what a killed save of that step left is removed."""
-    partial = partial_path(root, step)
-    if partial.exists():
-        shutil.rmtree(partial)
-    partial.mkdir(parents=True)
+    partial = partial_path(Path(root), step)
+    with _disk_faults(partial):
+        if partial.exists():
+            shutil.rmtree(partial)
+        partial.mkdir(parents=True)
     return partial
 
 
@@ -117,23 +119,19 @@ def write_part(partial: Path, part_number: int, pieces: Iterable[Piece]) -> File
     entries = in_file_order([piece.entry for piece in held])
     by_key = {piece.entry.key: piece for piece in held}
     path = partial / part_name(part_number)
-    try:
-        with TensorFileWriter(path, entries) as writer:
-            for entry in entries:
-                for block in by_key[entry.key].blocks():
-                    writer.append(entry.key, block)
-            record = writer.finish()
-    except OSError as error:
-        raise CheckpointError(
-            f"{path} = {error.strerror}, cannot be written; make room there or save elsewhere"
-        ) from error
+    with _disk_faults(path), TensorFileWriter(path, entries) as writer:
+        for entry in entries:
+            for block in by_key[entry.key].blocks():
+                writer.append(entry.key, block)
+        record = writer.finish()
     tensors: dict[TensorId, TensorRecord] = {}
     for piece in held:
         found = PieceRecord(path.name, tuple(piece.offset), tuple(piece.size))
         tensor = TensorRecord(dtype_code(piece.dtype), tuple(piece.global_shape), (found,))
         _add(tensors, (piece.name, piece.role), tensor, path.name)
     table = {"file": file_to_json(record), "tensors": tensors_to_json(tensors)}
-    write_durably(_table_path(path), json.dumps(table).encode())
+    with _disk_faults(path):
+        write_durably(_table_path(path), json.dumps(table).encode())
     return record
 
 
@@ -147,25 +145,39 @@ def commit(partial: Path, facts: Facts, *, parts: int, tokenizer: Path | None = 
     if partial != partial_path(root, facts.step):
         raise CheckpointError(f"facts.step = {facts.step} but {partial.name} was begun; commit the step that was begun")
     files, tensors = _gather(partial, parts)
-    copied = _copy_tokenizer(partial, tokenizer) if tokenizer is not None else None
-    if copied:
-        files[copied] = hash_file(partial / copied)
-    saved_before = [read_ordinal(directory) for directory in step_directories(root)]
-    manifest = Manifest(facts, max(saved_before, default=-1) + 1, files, copied, tensors)
-    check_contents(manifest, partial.name)
-    for number in range(parts):
-        _table_path(partial / part_name(number)).unlink()
-    write_durably(partial / MANIFEST_NAME, manifest.to_bytes())
-    final = root / step_name(facts.step)
+    with _disk_faults(partial):
+        copied = _copy_tokenizer(partial, tokenizer) if tokenizer is not None else None
+        if copied:
+            files[copied] = hash_file(partial / copied)
+        saved_before = [read_ordinal(directory) for directory in step_directories(root)]
+        manifest = Manifest(facts, max(saved_before, default=-1) + 1, files, copied, tensors)
+        check_contents(manifest, partial.name)
+        for number in range(parts):
+            _table_path(partial / part_name(number)).unlink()
+        write_durably(partial / MANIFEST_NAME, manifest.to_bytes())
+        return _put_in_place(partial, root / step_name(facts.step))
+
+
+def _put_in_place(partial: Path, final: Path) -> Path:
+    """The renames, in the order that leaves a checkpoint to find between any two of them."""
     former = replaced_path(final)
     if final.exists():
         shutil.rmtree(former, ignore_errors=True)
         os.rename(final, former)
     os.rename(partial, final)
-    sync_directory(root)
-    write_durably(root / POINTER_NAME, f"{final.name}\n".encode())
+    sync_directory(final.parent)
+    write_durably(final.parent / POINTER_NAME, f"{final.name}\n".encode())
     shutil.rmtree(former, ignore_errors=True)
     return final
+
+
+@contextmanager
+def _disk_faults(path: Path) -> Iterator[None]:
+    """A full or forbidden disk is the user's to mend: told as a CheckpointError."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{path} = {error.strerror}; make room there or save elsewhere") from error
 
 
 def _gather(partial: Path, parts: int) -> tuple[dict[str, FileRecord], dict[TensorId, TensorRecord]]:

@@ -139,7 +139,7 @@ class TensorFileWriter:
                 f"{entry.size_bytes} were announced; describe the tensor as it will be loaded"
             )
         if block_bytes:
-            self._put(_bytes_of(block))
+            self._put(tensor_bytes(block))
         self._written_bytes += block_bytes
         if self._written_bytes == entry.size_bytes:
             self._index, self._written_bytes = self._index + 1, 0
@@ -180,7 +180,8 @@ class TensorFileWriter:
         self._size_bytes += len(data)
 
 
-def _bytes_of(block: torch.Tensor) -> memoryview:
+def tensor_bytes(block: torch.Tensor) -> memoryview:
+    """The row-major bytes of a tensor of any device and strides."""
     flat = block.detach().to("cpu").contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
 
