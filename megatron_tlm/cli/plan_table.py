@@ -1,0 +1,106 @@
+"""A plan as a person reads it: the taper as a picture, what each layer costs, how even the stages are."""
+
+from megatron_tlm.config.schema import TaperConfig
+from megatron_tlm.plan.build import Plan
+
+BAR_LENGTH = 32
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_SCALES = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
+
+
+def describe(plan: Plan, taper: TaperConfig, *, unicode: bool = True) -> str:
+    """The whole plan as text of at most 120 columns; without `unicode` the bars are made of #."""
+    parts = (_summary(plan, taper), _layers(plan, unicode), _stages(plan, unicode))
+    return "\n\n".join("\n".join(lines) for lines in parts)
+
+
+def scaled(value: float, unit: str = "") -> str:
+    """1364000000 -> 1.364 G, as short as three decimals allow."""
+    size, letter = _scale(value)
+    return f"{value / size:.3f} {letter}{unit}" if letter else f"{value:g} {unit}".rstrip()
+
+
+def _summary(plan: Plan, taper: TaperConfig) -> list[str]:
+    shape, grid, widths = plan.shape, plan.grid, plan.shape.widths
+    mean = sum(widths) / len(widths)
+    shared = shape.num_query_groups != shape.num_attention_heads
+    groups = f" on {shape.num_query_groups} key/value heads" if shared else ""
+    tied = "tied" if shape.tied_embeddings else "untied"
+    return [
+        f"model   {shape.num_layers} layers of {shape.hidden_size}, {shape.num_attention_heads} heads of "
+        f"{shape.kv_channels}{groups}, {shape.vocab_size} ids ({tied}), {plan.seq_length} tokens a sample",
+        f"        {plan.parameters:,} parameters, {scaled(plan.flops_per_token, 'FLOP')} per token in forward and "
+        "backward",
+        f"taper   {_taper(taper)}: widths {widths[0]} to {widths[-1]}, mean {mean:g}",
+        f"layout  tensor {grid.tensor} x pipeline {grid.pipe} x data {grid.data} = {grid.size} "
+        f"rank{'s' if grid.size > 1 else ''}, {plan.micro_batches} x {plan.workload.micro_batch_size} samples a step on each",
+    ]
+
+
+def _taper(taper: TaperConfig) -> str:
+    if taper.taper_schedule in ("cosine", "linear", "sigmoid"):
+        return f"{taper.taper_schedule}, {taper.taper_start:g} to {taper.taper_end:g} of the mean"
+    return taper.taper_schedule
+
+
+def _layers(plan: Plan, unicode: bool) -> list[str]:
+    """A row for the embedding, each layer and the head; a layer that two stages share shows both."""
+    size, letter = _scale(max(cost.flops for cost in plan.costs))
+    widest = max(plan.shape.widths)
+    lines = [
+        f"{'':9} {'':>6}  {'':{BAR_LENGTH}}  {letter + 'FLOP per token':>19}  {'':>10}  activations",
+        f"{'':9} {'width':>6}  {'':{BAR_LENGTH}}  {'mixer':>9} {'MLP':>9}  parameters  {'of a rank':>11}  stage",
+    ]
+    for indices in _rows(plan):
+        first, last = plan.units[indices[0]], plan.units[indices[-1]]
+        costs = [plan.costs[index] for index in indices]
+        label = first.name if first.layer is None else f"layer {first.layer}"
+        bar = _bar(last.width / widest, unicode) if last.width else ""
+        flops = " ".join(f"{cost.flops / size:9.1f}" for cost in costs)
+        parameters = scaled(sum(cost.parameters for cost in costs))
+        activations = scaled(sum(cost.activation_bytes for cost in costs), "B")
+        stages = "|".join(dict.fromkeys(str(_stage_of(plan, index)) for index in indices))
+        lines.append(
+            f"{label:9} {last.width or '':>6}  {bar:{BAR_LENGTH}}  {flops:19}  {parameters:>10}  {activations:>11}  "
+            f"{stages:>5}"
+        )
+    return lines
+
+
+def _stages(plan: Plan, unicode: bool) -> list[str]:
+    """A row for each stage, its bar against the slowest; then how far the slowest is from the mean."""
+    lines = [f"{'stage':>5}  {'first unit':16} {'last unit':16} {'parameters':>10}  {'FLOP per token':>14}  over mean"]
+    for stage, record in enumerate(plan.to_json()["stages"]):
+        cost = record["cost"]
+        lines.append(
+            f"{stage:5}  {record['first_unit']:16} {record['last_unit']:16} {scaled(record['parameters']):>10}  "
+            f"{scaled(cost):>14}  {cost / plan.mean:9.3f}  {_bar(cost / plan.slowest, unicode)}"
+        )
+    ratio = plan.slowest / plan.mean
+    lines.append(
+        f"slowest stage {scaled(plan.slowest, 'FLOP')} per token, mean {scaled(plan.mean, 'FLOP')}: "
+        f"slowest over mean {ratio:.3f}"
+    )
+    return lines
+
+
+def _rows(plan: Plan) -> list[tuple[int, ...]]:
+    """Unit indices by row: embedding, then each layer's mixer and MLP, then the head."""
+    last = len(plan.units) - 1
+    return [(0,), *((index, index + 1) for index in range(1, last, 2)), (last,)]
+
+
+def _stage_of(plan: Plan, unit: int) -> int:
+    return next(stage for stage, indices in enumerate(plan.stages) if unit in indices)
+
+
+def _bar(share: float, unicode: bool) -> str:
+    """A bar of `share` of BAR_LENGTH columns, to the eighth of one."""
+    if not unicode:
+        return "#" * max(1, round(share * BAR_LENGTH))
+    eighths = max(1, round(share * BAR_LENGTH * 8))
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+
+
+def _scale(value: float) -> tuple[int, str]:
+    return next(((size, letter) for size, letter in _SCALES if value >= size), (1, ""))
