@@ -1,0 +1,81 @@
+"""`megatron-tlm preprocess`: text to a Megatron .bin/.idx pair."""
+
+import signal
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from types import FrameType
+
+from megatron_tlm.config.parser import Parser, program
+from megatron_tlm.data.preprocess import preprocess
+from megatron_tlm.data.tokenizers import TYPE_NAMES, load_tokenizer
+
+EXAMPLES = """\
+examples:
+  megatron-tlm preprocess --input corpus.jsonl.gz --output-prefix corpus --append-eod --workers 8 \\
+      --tokenizer-model tok.model
+  megatron-tlm preprocess --input 'shards/*.jsonl' --json-keys title text --output-prefix corpus \\
+      --tokenizer-type HuggingFaceTokenizer --tokenizer-model tokenizer.json
+
+The pair is Megatron's, byte for byte, and the same for any number of workers. It appears when it is complete.
+"""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The options of Megatron's `preprocess_data.py`."""
+    source = parser.add_argument_group("text")
+    source.add_argument(
+        "--input", nargs="+", required=True, metavar="FILE", help="files or globs: .jsonl, .json, .txt, plain or .gz"
+    )
+    source.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY", help="keys to take (default: text)")
+    source.add_argument(
+        "--keep-newlines", action="store_true", help="accepted for Megatron's sake: newlines are always kept"
+    )
+    tokenizer = parser.add_argument_group("tokenizer")
+    tokenizer.add_argument(
+        "--tokenizer-type", metavar="TYPE", help=f"{', '.join(TYPE_NAMES)} (default: by the file of --tokenizer-model)"
+    )
+    tokenizer.add_argument("--tokenizer-model", metavar="FILE", help="its .model, tokenizer.json or saved folder")
+    tokenizer.add_argument("--vocab-size", type=int, metavar="N", help="ids of a NullTokenizer")
+    tokenizer.add_argument("--append-eod", action="store_true", help="end every document with the end-of-document id")
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--output-prefix", required=True, metavar="PREFIX", help="writes PREFIX_KEY_document.bin and .idx"
+    )
+    runtime = parser.add_argument_group("run")
+    runtime.add_argument("--workers", type=int, metavar="N", help="processes (default: one per core)")
+    runtime.add_argument(
+        "--log-interval", type=int, default=1000, metavar="N", help="documents between progress lines (default: 1000)"
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parse and run; exit code 0, mistakes as TlmError."""
+    parser = Parser(prog=program("preprocess"), description=__doc__, epilog=EXAMPLES)
+    add_arguments(parser)
+    return run(parser.parse(arguments))
+
+
+def run(args: Namespace) -> int:
+    """Preprocess as asked; progress goes to stderr, what was written to stdout."""
+    signal.signal(signal.SIGTERM, _leave)  # so that a batch system's kill leaves no half-written file either
+    tokenizer = load_tokenizer(args.tokenizer_type, args.tokenizer_model, vocab_size=args.vocab_size)
+    result = preprocess(
+        args.input,
+        args.output_prefix,
+        tokenizer,
+        json_keys=args.json_keys,
+        append_eod=args.append_eod,
+        workers=args.workers,
+        log_interval=args.log_interval,
+        report=lambda progress: print(progress, file=sys.stderr, flush=True),
+    )
+    for prefix in result.prefixes.values():
+        print(f"wrote {prefix}.bin and .idx")
+    empty = f", {result.empty_documents} of them empty" if result.empty_documents else ""
+    print(f"{result.documents} documents{empty}, {result.tokens} tokens in {result.elapsed_seconds:.1f} s")
+    return 0
+
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    sys.exit(128 + signum)
