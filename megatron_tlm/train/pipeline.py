@@ -1,0 +1,108 @@
+"""Several stages under DeepSpeed's pipeline engine (1F1B), ZeRO 0-1.
+
+DeepSpeed is given as many layers as there are stages, each a whole `Stage`: its own partitioner then has nothing left
+to decide, and our bounds hold without touching its internals. Between stages goes one float tensor [B, s, D].
+
+A tied output weight is a copy on the last stage: drawn from the same seed, given the sum of both ends' gradients every
+step, counted in the norm on the first stage alone, and stored from there.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from types import MethodType
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.pipe import PipelineModule
+from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+from torch import Tensor, nn
+
+from megatron_tlm.comm.groups import Mesh
+from megatron_tlm.config.schema import Config
+from megatron_tlm.model.stage import Stage
+from megatron_tlm.plan.build import Plan
+from megatron_tlm.plan.grid import Coordinate
+from megatron_tlm.train.deepspeed_config import deepspeed_config
+from megatron_tlm.train.engine import MicroBatches, StepResult, mean_loss, split_batch
+from megatron_tlm.train.optimizer import build_optimizer, clip_gradients, parameter_groups, set_learning_rate
+from megatron_tlm.train.quiet import hushed
+
+
+class StagePipeline(PipelineModule):  # type: ignore[misc]
+    """One layer per stage, of which this rank holds its own; the others' places are empty."""
+
+    def __init__(self, stage: Stage, plan: Plan, mesh: Mesh) -> None:
+        grid = plan.grid
+        layers = [stage if index == mesh.coordinate.pipe else nn.Identity() for index in range(grid.pipe)]
+        super().__init__(
+            layers,
+            topology=PipeModelDataParallelTopology(num_pp=grid.pipe, num_mp=grid.tensor, num_dp=grid.data),
+            loss_fn=partial(mean_loss, tensor=mesh.tensor, vocab_size=plan.shape.vocab_size),
+            partition_method="uniform",
+        )
+        self._tied = self._tie(stage, plan, mesh) if plan.shape.tied_embeddings else []
+
+    def get_tied_weights_and_groups(self) -> list[tuple[nn.Parameter, Any]]:
+        """What DeepSpeed sums over the two ends before every step."""
+        return self._tied
+
+    @staticmethod
+    def _tie(stage: Stage, plan: Plan, mesh: Mesh) -> list[tuple[nn.Parameter, Any]]:
+        grid, place, tied = plan.grid, mesh.coordinate, []
+        for data in range(grid.data):
+            for tensor in range(grid.tensor):
+                ends = [grid.rank(Coordinate(pipe, data, tensor)) for pipe in (0, grid.pipe - 1)]
+                group = deepspeed.comm.new_group(ends)  # collective: all ranks make every group
+                if mesh.rank in ends:
+                    tied.append((stage.global_parameters()["embedding.weight"], group))
+        if tied and place.pipe > 0:
+            tied[0][0].ds_pipe_replicated = True  # type: ignore[attr-defined]
+        return tied
+
+
+class PipelineEngine:
+    """This rank's stage of the model."""
+
+    def __init__(self, config: Config, plan: Plan, mesh: Mesh, stage: Stage) -> None:
+        self.parameters = stage.global_parameters()
+        self._config, self._plan, self._mesh = config, plan, mesh
+        self._norm = 0.0
+        groups = parameter_groups(self.parameters, plan.parameter_specs, config.optimizer.weight_decay)
+        settings = deepspeed_config(config, micro_batches=plan.micro_batches, data=mesh.data.size)
+        with hushed():
+            deepspeed.init_distributed(verbose=False)
+            self.deepspeed, *_ = deepspeed.initialize(
+                model=StagePipeline(stage, plan, mesh),
+                optimizer=build_optimizer(groups, config.optimizer),
+                config=settings,
+            )
+        if config.parallel.zero_stage == 0:
+            self._clip_before_step()
+
+    def train_step(self, micro_batches: MicroBatches, learning_rate: float) -> StepResult:
+        set_learning_rate(self.deepspeed.optimizer, learning_rate)
+        loss = float(self.deepspeed.train_batch(self._batches(micro_batches, self._plan.micro_batches)))
+        if self._config.parallel.zero_stage > 0:
+            self._norm = float(self.deepspeed.get_global_grad_norm())
+        return StepResult(loss, self._norm)
+
+    def evaluate(self, micro_batches: MicroBatches, count: int) -> float:
+        batches = self._batches(micro_batches, count)
+        return float(self.deepspeed.eval_batch(batches, num_micro_batches=count))
+
+    def _batches(self, micro_batches: MicroBatches, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """DeepSpeed takes the first of a pair on the first stage, the second on the last, nothing between."""
+        return (split_batch(batch, torch.device("cpu")) for batch in islice(micro_batches, count))
+
+    def _clip_before_step(self) -> None:
+        """Without ZeRO, DeepSpeed's norm leaves out what later stages replicate: put ours in front of its step."""
+        engine = self.deepspeed
+        step = engine._take_model_step
+
+        def clip_and_step(_: Any, lr_kwargs: Any) -> None:
+            self._norm = clip_gradients(self.parameters.values(), self._mesh, self._config.optimizer.clip_grad)
+            step(lr_kwargs)
+
+        engine._take_model_step = MethodType(clip_and_step, engine)

@@ -1,0 +1,105 @@
+"""One stage under DeepSpeed's plain engine, ZeRO 0-3.
+
+With ZeRO 0 DeepSpeed neither reports a gradient norm nor knows which parameters are replicated over tensor ranks, so
+there the gradients are clipped by us between the last backward and the step.
+"""
+
+from typing import Any
+
+import deepspeed
+import torch
+from torch import Tensor
+
+from megatron_tlm.comm.groups import AxisGroup, Mesh, all_reduce_sum
+from megatron_tlm.config.schema import Config
+from megatron_tlm.model.stage import Stage
+from megatron_tlm.plan.build import Plan
+from megatron_tlm.train.deepspeed_config import deepspeed_config
+from megatron_tlm.train.engine import MicroBatches, StepResult, mean_loss, split_batch
+from megatron_tlm.train.optimizer import build_optimizer, clip_gradients, parameter_groups, set_learning_rate
+from megatron_tlm.train.quiet import hushed
+
+
+class Units:
+    """The groups that DeepSpeed asks for under the names of Megatron's `mpu`; model parallel means tensor parallel.
+
+    DeepSpeed takes None for the whole world, so an axis of one rank needs a real group of one.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        alone = [deepspeed.comm.new_group([rank]) for rank in range(mesh.grid.size)][mesh.rank]
+        self._data = mesh.data.group or alone
+        self._tensor = mesh.tensor.group or alone
+
+    def get_data_parallel_group(self) -> Any:
+        return self._data
+
+    def get_data_parallel_world_size(self) -> int:
+        return self._mesh.data.size
+
+    def get_data_parallel_rank(self) -> int:
+        return self._mesh.data.rank
+
+    def get_model_parallel_group(self) -> Any:
+        return self._tensor
+
+    def get_model_parallel_world_size(self) -> int:
+        return self._mesh.tensor.size
+
+    def get_model_parallel_rank(self) -> int:
+        return self._mesh.tensor.rank
+
+    def get_tensor_model_parallel_world_size(self) -> int:
+        return self._mesh.tensor.size
+
+    def get_tensor_model_parallel_rank(self) -> int:
+        return self._mesh.tensor.rank
+
+
+class ZeroEngine:
+    """The whole depth of the model on every data rank."""
+
+    def __init__(self, config: Config, plan: Plan, mesh: Mesh, stage: Stage) -> None:
+        self.parameters = stage.global_parameters()
+        self._config, self._plan, self._mesh = config, plan, mesh
+        groups = parameter_groups(self.parameters, plan.parameter_specs, config.optimizer.weight_decay)
+        settings = deepspeed_config(config, micro_batches=plan.micro_batches, data=mesh.data.size)
+        with hushed():
+            deepspeed.init_distributed(verbose=False)
+            self.deepspeed, *_ = deepspeed.initialize(
+                model=stage, optimizer=build_optimizer(groups, config.optimizer), config=settings, mpu=Units(mesh)
+            )
+
+    def train_step(self, micro_batches: MicroBatches, learning_rate: float) -> StepResult:
+        engine, count = self.deepspeed, self._plan.micro_batches
+        engine.train()
+        set_learning_rate(engine.optimizer, learning_rate)
+        total = torch.zeros((), dtype=torch.float64, device=engine.device)
+        norm = 0.0
+        for index in range(count):
+            loss = self._loss(micro_batches)
+            total += loss.detach()
+            engine.backward(loss)
+            if index == count - 1 and self._config.parallel.zero_stage == 0:
+                norm = clip_gradients(self.parameters.values(), self._mesh, self._config.optimizer.clip_grad)
+            engine.step()
+        if self._config.parallel.zero_stage > 0:
+            norm = float(engine.get_global_grad_norm())
+        return StepResult(self._mean(float(total) / count, self._mesh.data), norm)
+
+    @torch.no_grad()
+    def evaluate(self, micro_batches: MicroBatches, count: int) -> float:
+        self.deepspeed.eval()
+        total = torch.zeros((), dtype=torch.float64, device=self.deepspeed.device)
+        for _ in range(count):
+            total += self._loss(micro_batches)
+        return self._mean(float(total) / count, self._mesh.data)
+
+    def _loss(self, micro_batches: MicroBatches) -> Tensor:
+        tokens_BS, labels_BS = split_batch(next(micro_batches), self.deepspeed.device)
+        return mean_loss(self.deepspeed(tokens_BS), labels_BS, self._mesh.tensor, self._plan.shape.vocab_size)
+
+    @staticmethod
+    def _mean(value: float, data: AxisGroup) -> float:
+        return all_reduce_sum([value], data)[0] / data.size

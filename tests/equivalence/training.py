@@ -1,0 +1,157 @@
+"""A tiny model trained twice: by one process with plain torch, and by an engine on forked ranks.
+
+Everything is compared by global name, so a layout cannot hide a shard in the wrong place.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from megatron_tlm.comm.groups import build_mesh, gather_object
+from megatron_tlm.config.schema import Config, ModelConfig, OptimizerConfig, ParallelConfig, TaperConfig, TrainingConfig
+from megatron_tlm.data.loader import micro_batches
+from megatron_tlm.data.mock_dataset import MockDataset
+from megatron_tlm.model.init import init_stage
+from megatron_tlm.model.stage import Stage
+from megatron_tlm.plan.build import Plan, build_plan
+from megatron_tlm.train.engine import Engine, build_engine, mean_loss
+from megatron_tlm.train.optimizer import parameter_groups
+from megatron_tlm.train.quiet import prepare_deepspeed
+
+VOCAB = 61
+GLOBAL_BATCH = 4
+STEPS = 5
+LEARNING_RATES = (1e-2, 8e-3, 6e-3, 4e-3, 2e-3)
+
+# Imported here, before ranks are forked: a first engine costs each process five seconds of imports otherwise.
+prepare_deepspeed()
+import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: E402
+import deepspeed.runtime.zero.stage3  # noqa: E402
+import torch._dynamo  # noqa: E402
+
+import megatron_tlm.train.pipeline  # noqa: E402
+import megatron_tlm.train.state  # noqa: E402
+import megatron_tlm.train.zero  # noqa: E402
+from megatron_tlm.train.state import state_pieces  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run of five steps left: losses, gradient norms, and every stored tensor whole, by (name, role)."""
+
+    losses: list[float]
+    norms: list[float]
+    tensors: dict[tuple[str, str], Tensor]
+    valid_loss: float
+
+
+def tiny(**changes: Any) -> Config:
+    """Three tapered layers; `changes` are fields of any section. Clipping bites at every step."""
+    config = Config(
+        ModelConfig(
+            num_layers=3,
+            hidden_size=32,
+            num_attention_heads=4,
+            num_query_groups=2,
+            ffn_hidden_size=64,
+            seq_length=16,
+            make_vocab_size_divisible_by=8,
+        ),
+        taper=TaperConfig(width_multiple=8),
+        training=TrainingConfig(global_batch_size=GLOBAL_BATCH, train_iters=STEPS),
+        optimizer=OptimizerConfig(clip_grad=0.25, lr_decay_style="constant", weight_decay=0.1),
+        parallel=ParallelConfig(),
+    )
+    for section in ("model", "taper", "training", "optimizer", "parallel"):
+        part = getattr(config, section)
+        own = {name: value for name, value in changes.items() if hasattr(part, name)}
+        config = replace(config, **{section: replace(part, **own)})
+    return config
+
+
+def batches(config: Config, start_step: int = 0, data_rank: int = 0, data_size: int = 1) -> Iterator[NDArray[np.int64]]:
+    dataset = MockDataset(1000, config.model.seq_length, VOCAB, seed=3)
+    return micro_batches(
+        dataset,
+        start_sample=start_step * GLOBAL_BATCH,
+        micro_batch_size=config.training.micro_batch_size,
+        global_batch_size=GLOBAL_BATCH,
+        data_rank=data_rank,
+        data_size=data_size,
+    )
+
+
+def plain_run(config: Config, steps: int = STEPS) -> Trained:
+    """One process, no engine: torch's AdamW and clip_grad_norm_ on the whole global batch at once."""
+    alone = replace(config, parallel=ParallelConfig(), training=replace(config.training, micro_batch_size=GLOBAL_BATCH))
+    plan = build_plan(alone, VOCAB)
+    stage = Stage(plan)
+    init_stage(stage, plan, seed=config.training.seed)
+    parameters = stage.global_parameters()
+    groups = parameter_groups(parameters, plan.parameter_specs, config.optimizer.weight_decay)
+    betas = (config.optimizer.adam_beta1, config.optimizer.adam_beta2)
+    optimizer = torch.optim.AdamW(groups, betas=betas, eps=config.optimizer.adam_eps, foreach=False)
+    losses, norms, data = [], [], batches(alone)
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = LEARNING_RATES[step]
+        loss = _plain_loss(stage, next(data))
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        norms.append(float(torch.nn.utils.clip_grad_norm_(stage.parameters(), config.optimizer.clip_grad or torch.inf)))
+        optimizer.step()
+        losses.append(float(loss))
+    tensors = {}
+    for name, parameter in parameters.items():
+        rows = plan.parameter_specs[name].shape[0]
+        tensors[name, "weight"] = parameter.detach()[:rows].clone()
+        for role in ("exp_avg", "exp_avg_sq"):
+            tensors[name, role] = optimizer.state[parameter][role][:rows].clone()
+    with torch.no_grad():
+        valid = float(_plain_loss(stage, next(data)))
+    return Trained(losses, norms, tensors, valid)
+
+
+def _plain_loss(stage: Stage, batch: NDArray[np.int64]) -> Tensor:
+    tokens = torch.from_numpy(batch)
+    return mean_loss(stage(tokens[:, :-1]), tokens[:, 1:], stage.tensor, VOCAB)
+
+
+@contextlib.contextmanager
+def engine_on(config: Config, world_size: int) -> Iterator[tuple[Engine, Plan, Any]]:
+    """This rank's engine for a world of `world_size`."""
+    parallel = config.parallel
+    data = world_size // (parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size)
+    plan = build_plan(config, VOCAB, data=data)
+    mesh = build_mesh(plan.grid)
+    yield build_engine(config, plan, mesh), plan, mesh
+
+
+def engine_run(rank: int, config: Config, world_size: int, steps: int = STEPS) -> Trained:
+    """A run under the engine; the tensors are put together from what each rank would save."""
+    with engine_on(config, world_size) as (engine, plan, mesh):
+        data = batches(config, data_rank=mesh.data.rank, data_size=mesh.data.size)
+        results = [engine.train_step(data, LEARNING_RATES[step]) for step in range(steps)]
+        following = batches(config, steps, mesh.data.rank, mesh.data.size)
+        valid = engine.evaluate(following, plan.micro_batches)
+        tensors = gather_tensors(engine, plan, mesh, config.parallel.zero_stage)
+    return Trained([item.loss for item in results], [item.grad_norm for item in results], tensors, valid)
+
+
+def gather_tensors(engine: Engine, plan: Plan, mesh: Any, zero_stage: int) -> dict[tuple[str, str], Tensor]:
+    """Every stored tensor whole; an element that no rank stores stays NaN and fails any comparison."""
+    pieces = state_pieces(engine, plan, mesh, zero_stage, optimizer=True)
+    mine = [(p.name, p.role, p.global_shape, p.offset, p.load().float().numpy().copy()) for p in pieces]
+    tensors: dict[tuple[str, str], Tensor] = {}
+    for name, role, shape, offset, values in (piece for rank in gather_object(mine) for piece in rank):
+        whole = tensors.setdefault((name, role), torch.full(shape, torch.nan))
+        box = tuple(slice(a, a + n) for a, n in zip(offset, values.shape, strict=True))
+        assert whole[box].isnan().all(), f"{role} of {name} is stored twice"
+        whole[box] = torch.from_numpy(values)
+    return tensors
