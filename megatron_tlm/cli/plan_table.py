@@ -32,8 +32,8 @@ def _summary(plan: Plan, taper: TaperConfig) -> list[str]:
         f"        {plan.parameters:,} parameters, {scaled(plan.flops_per_token, 'FLOP')} per token in forward and "
         "backward",
         f"taper   {_taper(taper)}: widths {widths[0]} to {widths[-1]}, mean {mean:g}",
-        f"layout  tensor {grid.tensor} x pipeline {grid.pipe} x data {grid.data} = {grid.size} "
-        f"rank{'s' if grid.size > 1 else ''}, {plan.micro_batches} x {plan.workload.micro_batch_size} samples a step on each",
+        f"layout  tensor {grid.tensor} x pipeline {grid.pipe} x data {grid.data}, world size {grid.size}; "
+        f"{plan.micro_batches} micro-batches of {plan.workload.micro_batch_size} a step",
     ]
 
 

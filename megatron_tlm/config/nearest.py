@@ -5,9 +5,10 @@ from difflib import get_close_matches
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The closest known name, spelling of case, hyphens and underscores aside; None where nothing is close."""
+    """The one it abbreviates, else the closest; case, hyphens and underscores aside. None where nothing is close."""
     plain = {_plain(item): item for item in known}
-    found = get_close_matches(_plain(name), plain, n=1, cutoff=cutoff)
+    longer = [item for item in plain if item.startswith(_plain(name))]
+    found = longer if len(longer) == 1 else get_close_matches(_plain(name), plain, n=1, cutoff=cutoff)
     return plain[found[0]] if found else None
 
 

@@ -1,0 +1,63 @@
+"""Each section refuses, on its own, what its own fields cannot mean."""
+
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+
+from megatron_tlm.config.document import read_preset
+from megatron_tlm.config.load import build
+from megatron_tlm.config.schema import Config
+from megatron_tlm.errors import ConfigError
+
+TINY = build([read_preset("tiny")])
+
+
+def test_a_configuration_is_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        TINY.model.num_layers = 5  # type: ignore[misc]
+
+
+def test_defaults_are_derived_from_their_neighbours() -> None:
+    model = replace(TINY.model, ffn_hidden_size=None)
+    assert model.baseline_width == 320  # 4 x 128 x 2/3 = 341, cut to a multiple of 64
+    assert (model.query_groups, model.head_width, model.positions) == (4, 32, 256)
+    assert replace(model, num_query_groups=2, kv_channels=16, max_position_embeddings=512).query_groups == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: replace(c.model, num_layers=0), r"model.num_layers = 0 is below 1; give 1 or more"),
+        (lambda c: replace(c.model, hidden_dropout=1.0), r"model.hidden_dropout = 1.0 lies outside \[0, 1\)"),
+        (lambda c: replace(c.model, num_attention_heads=3), r"hidden_size = 128 is not a multiple of .* = 3"),
+        (lambda c: replace(c.model, kv_channels=5), r"kv_channels = 5 is odd, rotary positions turn pairs"),
+        (
+            lambda c: replace(c.model, num_query_groups=3),
+            r"num_query_groups = 3 does not divide .* = 4; give a d",
+        ),
+        (
+            lambda c: replace(c.model, max_position_embeddings=8),
+            r"seq_length = 256 exceeds max_position_emb.* = 8",
+        ),
+        (lambda c: replace(c.taper, taper_end=0.0), r"taper.taper_end = 0.0 is not positive"),
+        (lambda c: replace(c.taper, width_multiple=0), r"taper.width_multiple = 0 is below 1"),
+        (lambda c: replace(c.parallel, zero_stage=4), r"parallel.zero_stage = 4 is above 3; DeepSpeed has stages 0, 1"),
+        (lambda c: replace(c.parallel, tensor_model_parallel_size=0), r"tensor_model_parallel_size = 0 is below 1"),
+        (lambda c: replace(c.parallel, distributed_timeout_minutes=0), r"timeout_minutes = 0 is not positive"),
+        (lambda c: replace(c.training, train_samples=80), r"train_iters = 200 and train_samples = 80 both set"),
+        (lambda c: replace(c.training, micro_batch_size=0), r"training.micro_batch_size = 0 is below 1"),
+        (lambda c: replace(c.optimizer, min_lr=1.0), r"optimizer.min_lr = 1 exceeds lr = 0.003; lower it"),
+        (lambda c: replace(c.optimizer, adam_beta2=1.0), r"optimizer.adam_beta2 = 1.0 lies outside"),
+        (lambda c: replace(c.optimizer, lr_warmup_fraction=0.1), r"lr_warmup_fraction = 0.1 and lr_warmup_iters = 20"),
+        (
+            lambda c: replace(c.optimizer, lr_warmup_iters=0, lr_warmup_fraction=1.5),
+            r"lr_warmup_fraction = 1.5 lies outside \[0, 1\]",
+        ),
+        (lambda c: replace(c.checkpoint, keep_last=0), r"checkpoint.keep_last = 0 is below 1"),
+        (lambda c: replace(c.logging, log_interval=0), r"logging.log_interval = 0 is below 1"),
+    ],
+)
+def test_a_section_refuses_what_it_cannot_mean(change: Callable[[Config], object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        change(TINY)
