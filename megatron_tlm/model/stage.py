@@ -53,9 +53,16 @@ class Stage(nn.Module):
         if plan.shape.tied_embeddings and isinstance(head, Head) and self.units[0].kind == "embedding":
             head.tie(embedding.weight)  # type: ignore[arg-type]
 
-    def forward(self, x: Tensor, cache: StageCache | None = None, position: int = 0) -> Tensor:
-        """`position` is that of the first token, not 0 only where a cache holds those before it."""
+    def forward(
+        self, x: Tensor, cache: StageCache | None = None, position: int = 0, *, last_only: bool = False
+    ) -> Tensor:
+        """`position` is that of the first token, not 0 only where a cache holds those before it.
+
+        `last_only` spares the head all positions but the last: a long prompt's logits are large and not wanted.
+        """
         for unit, block in zip(self.units, self.blocks, strict=True):
+            if last_only and unit.kind == "head":
+                x = x[:, -1:]
             if cache is not None and unit.name in cache.blocks:
                 x = block(x, cache=cache.blocks[unit.name], position=position)
             else:

@@ -1,0 +1,97 @@
+"""Text from a model, one token at a time: the prompt in one pass, then each token with a key/value cache.
+
+    logits / temperature -> the top_k best -> the fewest that hold top_p of the probability -> draw
+
+The stage is the whole model on one process (tensor 1, pipe 1). Shapes: V vocabulary without padding.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from megatron_tlm.errors import ConfigError, PlanError
+from megatron_tlm.model.stage import Stage
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn; temperature 0 is greedy, top_k 0 and top_p 1 cut nothing off."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 1234
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ConfigError(f"temperature = {self.temperature:g} is below 0; give 0 (greedy) or more")
+        if self.top_k < 0:
+            raise ConfigError(f"top_k = {self.top_k} is below 0; give 0 (all tokens) or more")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p = {self.top_p:g} lies outside (0, 1]; give a probability, 1 for all tokens")
+
+
+GREEDY = Sampling(temperature=0.0)
+
+
+def kept_probabilities(logits_V: Tensor, sampling: Sampling) -> Tensor:
+    """The distribution [V] that is drawn from, in float32; greedy puts all on the first of the best tokens."""
+    if sampling.temperature == 0:
+        return torch.zeros_like(logits_V, dtype=torch.float32).index_fill_(0, logits_V.argmax(), 1.0)
+    scores_V = logits_V.float() / sampling.temperature
+    if 0 < sampling.top_k < scores_V.numel():
+        best_k = scores_V.topk(sampling.top_k)
+        scores_V = torch.full_like(scores_V, -torch.inf).index_copy_(0, best_k.indices, best_k.values)
+    probabilities_V = scores_V.softmax(dim=-1)
+    if sampling.top_p < 1:
+        sorted_V, order_V = probabilities_V.sort(descending=True, stable=True)
+        # A token stays while the better ones hold less than top_p: the best one always does.
+        sorted_V[sorted_V.cumsum(dim=-1) - sorted_V >= sampling.top_p] = 0.0
+        probabilities_V = torch.zeros_like(probabilities_V).index_copy_(0, order_V, sorted_V)
+    return probabilities_V / probabilities_V.sum()
+
+
+def generate(
+    stage: Stage, prompt: Sequence[int], *, max_new_tokens: int, eod_id: int | None, sampling: Sampling = GREEDY
+) -> Iterator[int]:
+    """New token ids as they come, up to `max_new_tokens`; ends before an end-of-document token.
+
+    ConfigError for an empty prompt or ids outside the vocabulary; PlanError for a stage that is not a whole model.
+    """
+    if len(stage.units) != len(stage.plan.units) or stage.tensor.size > 1:
+        raise PlanError(
+            f"stage = {len(stage.units)} of {len(stage.plan.units)} units on {stage.tensor.size} tensor ranks is not "
+            "a whole model; build it with tensor 1 and pipe 1"
+        )
+    vocab_size = stage.plan.shape.vocab_size
+    if not prompt:
+        raise ConfigError("prompt = 0 tokens is below 1; give some text or the end-of-document token")
+    if min(prompt) < 0 or max(prompt) >= vocab_size:
+        raise ConfigError(
+            f"prompt = ids {min(prompt)}..{max(prompt)} leave the vocabulary of {vocab_size}; "
+            "use the tokenizer the model was trained with"
+        )
+    return _generate(stage, prompt, max_new_tokens, eod_id, sampling)
+
+
+def _generate(
+    stage: Stage, prompt: Sequence[int], max_new_tokens: int, eod_id: int | None, sampling: Sampling
+) -> Iterator[int]:
+    device, was_training = next(stage.parameters()).device, stage.training
+    # Draws happen on the CPU, so that a seed gives the same text on every device.
+    generator = torch.Generator().manual_seed(sampling.seed)
+    cache = stage.new_cache(batch=1, capacity=len(prompt) + max_new_tokens)
+    tokens, position = list(prompt), 0
+    for _ in range(max_new_tokens):
+        stage.eval()
+        with torch.inference_mode():
+            logits_V = stage(torch.tensor([tokens], device=device), cache, position, last_only=True)[0, -1]
+            probabilities_V = kept_probabilities(logits_V[: stage.plan.shape.vocab_size].cpu(), sampling)
+            token = int(torch.multinomial(probabilities_V, 1, generator=generator))
+        stage.train(was_training)
+        if token == eod_id:
+            return
+        yield token
+        tokens, position = [token], position + len(tokens)

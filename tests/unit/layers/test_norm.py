@@ -1,0 +1,67 @@
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+
+from megatron_tlm.layers.norm import RMSNorm, apex_rms_norm, rms_norm
+from megatron_tlm.layers.placement import Placement
+from tests import oracle
+
+
+def test_norm_is_the_papers_formula() -> None:
+    x, weight = torch.randn(3, 5, 16, dtype=torch.float64), torch.rand(16, dtype=torch.float64)
+    torch.testing.assert_close(rms_norm(x, weight, 1e-3), oracle.rms_norm(x, weight, 1e-3), rtol=1e-14, atol=1e-14)
+
+
+def test_bfloat16_is_normalised_in_float32() -> None:
+    x, weight = torch.randn(64, 512).bfloat16(), (torch.rand(512) + 0.5).bfloat16()
+    exact = oracle.rms_norm(x.double(), weight.double(), 1e-5)
+    result = rms_norm(x, weight, 1e-5)
+    assert result.dtype == torch.bfloat16
+    assert torch.equal(result, exact.bfloat16())  # one rounding, at the end
+
+
+def test_module_has_one_weight_of_its_dtype() -> None:
+    norm = RMSNorm(8, 1e-5, Placement(dtype=torch.bfloat16))
+    assert [(name, p.shape, p.dtype) for name, p in norm.named_parameters()] == [("weight", (8,), torch.bfloat16)]
+
+
+@pytest.fixture
+def fresh_detection() -> None:
+    apex_rms_norm.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh_detection")
+def test_the_other_package_called_apex_is_not_taken_for_nvidias(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "apex", ModuleType("apex"))
+    assert apex_rms_norm() is None
+    apex_rms_norm.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh_detection")
+def test_nvidias_apex_without_its_compiled_kernel_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    install_apex(monkeypatch)
+    monkeypatch.delitem(sys.modules, "fused_layer_norm_cuda")
+    assert apex_rms_norm() is None
+    apex_rms_norm.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh_detection")
+def test_nvidias_apex_is_found_but_not_used_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = install_apex(monkeypatch)
+    assert apex_rms_norm() is kernel
+    assert rms_norm(torch.ones(2, 4), torch.ones(4), 0.0).tolist() == [[1.0] * 4] * 2
+    apex_rms_norm.cache_clear()
+
+
+def install_apex(monkeypatch: pytest.MonkeyPatch) -> object:
+    def kernel(*arguments: object) -> None:
+        raise AssertionError("apex's kernel was called on a CPU tensor")
+
+    normalization, functions = ModuleType("apex.normalization"), ModuleType("apex.normalization.fused_layer_norm")
+    normalization.FusedRMSNorm = object  # type: ignore[attr-defined]
+    functions.fused_rms_norm_affine = kernel  # type: ignore[attr-defined]
+    for module in (ModuleType("apex"), normalization, functions, ModuleType("fused_layer_norm_cuda")):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return kernel
