@@ -113,7 +113,7 @@ def fragment_boxes(fragment: Fragment, held: Shard) -> Iterator[tuple[Extent, Te
 
 
 def state_pieces(engine: Engine, plan: Plan, mesh: Mesh, zero_stage: int, *, optimizer: bool) -> list[Piece]:
-    """What this rank writes of a checkpoint; over all ranks, every tensor once. `optimizer`: masters and moments too."""
+    """What this rank writes of a checkpoint; over all ranks, each tensor once. `optimizer`: masters and moments too."""
     own = {spec.name for unit in plan.stage_units(mesh.coordinate.pipe) for spec in unit.parameters}
     roles = {WEIGHT, MASTER, *MOMENTS} if optimizer else {WEIGHT}
     held = [

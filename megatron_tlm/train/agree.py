@@ -1,0 +1,39 @@
+"""Ranks that succeed or fail together: nobody goes on to a collective that another rank will never reach."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from megatron_tlm.comm.groups import gather_object
+from megatron_tlm.errors import TlmError
+
+T = TypeVar("T")
+
+
+class AgreedError(TlmError):
+    """A fault that every rank raises at the same place: rank 0 speaks for all."""
+
+
+def agree(action: Callable[[], T]) -> T:
+    """This rank's result of `action` once all ranks have theirs; AgreedError on all ranks where it failed on any.
+
+    Faults of the package and of the file system are shared; anything else is a bug and leaves at once.
+    """
+    fault: Exception | None = None
+    try:
+        result = action()
+    except (TlmError, OSError) as error:
+        fault = error
+    told = gather_object(None if fault is None else _sentence(fault))
+    faults = {rank: text for rank, text in enumerate(told) if text is not None}
+    if faults:
+        first, text = next(iter(faults.items()))
+        others = "" if len(faults) == 1 else f" (and {len(faults) - 1} more ranks)"
+        where = "" if len(told) == 1 or len(faults) == len(told) else f"rank {first}{others}: "
+        raise AgreedError(where + text) from fault
+    return result
+
+
+def _sentence(fault: Exception) -> str:
+    if isinstance(fault, TlmError):
+        return str(fault)
+    return f"{getattr(fault, 'filename', None) or 'file system'} = {fault}; free or mend it and start again"

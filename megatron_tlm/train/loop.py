@@ -1,0 +1,138 @@
+"""The training loop: steps, evaluations, saves, and the ways a run may end.
+
+Nothing in it is random state: a step's dropout is seeded by its number, its samples follow from the samples consumed,
+its learning rate from its number. A resumed run therefore repeats what an uninterrupted one would have done.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from megatron_tlm.comm.groups import Mesh
+from megatron_tlm.comm.rng import step_seed
+from megatron_tlm.config.schema import Config
+from megatron_tlm.data.gpt_dataset import SampleDataset
+from megatron_tlm.data.loader import micro_batches
+from megatron_tlm.plan.build import Plan
+from megatron_tlm.train.agree import AgreedError
+from megatron_tlm.train.engine import Engine, MicroBatches, StepResult
+from megatron_tlm.train.log import RunLog, StepReport
+from megatron_tlm.train.saving import Progress
+from megatron_tlm.train.schedule import Schedule
+from megatron_tlm.train.stop import StopRequest
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that a loop needs; `save` writes a checkpoint and tells where, None where nothing is to be saved."""
+
+    config: Config
+    plan: Plan
+    mesh: Mesh
+    engine: Engine
+    schedule: Schedule
+    train_steps: int
+    train: SampleDataset
+    valid: SampleDataset | None
+    log: RunLog
+    save: Callable[[Progress], str] | None
+
+    @property
+    def samples_per_step(self) -> int:
+        return self.plan.micro_batches * self.config.training.micro_batch_size * self.plan.grid.data
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.samples_per_step * self.plan.seq_length
+
+
+def train_loop(run: Run, progress: Progress) -> Progress:
+    """Trains from `progress` to the end, an exit interval or a signal, and saves there; how far it came."""
+    saved_step = progress.step
+    batches = data_stream(run, run.train, progress.consumed_samples)
+    with StopRequest() as stop:
+        while progress.step < run.train_steps:
+            progress = _one_step(run, progress, batches, saved_step)
+            step, stopped = progress.step, stop.agreed()
+            # A scheduler that sends SIGTERM kills soon after: what is left of the time belongs to the save.
+            if not stopped and (_is_due(step, run.config.training.eval_interval) or step == run.train_steps):
+                _evaluate(run, progress)
+            leaving = stopped or _is_due(step, run.config.training.exit_interval) or step == run.train_steps
+            if run.save is not None and (leaving or _is_due(step, run.config.checkpoint.save_interval)):
+                run.log.say(_timed_save(run.save, progress))
+                saved_step = step
+            if leaving:
+                _say_goodbye(run, progress, stopped)
+                break
+    return progress
+
+
+def data_stream(run: Run, dataset: SampleDataset, start_sample: int) -> MicroBatches:
+    """This data rank's micro-batches of a dataset, from a global sample on."""
+    return micro_batches(
+        dataset,
+        start_sample=start_sample,
+        micro_batch_size=run.config.training.micro_batch_size,
+        global_batch_size=run.samples_per_step,
+        data_rank=run.mesh.data.rank,
+        data_size=run.mesh.data.size,
+    )
+
+
+def check_finite(result: StepResult, step: int, saved_step: int) -> None:
+    """AgreedError naming the step whose loss or gradient left the numbers; all ranks see the same values."""
+    if math.isfinite(result.loss) and math.isfinite(result.grad_norm):
+        return
+    way_out = "lower --lr or --clip-grad, or raise --lr-warmup-iters"
+    if saved_step:
+        way_out += f", and continue from the checkpoint of step {saved_step}"
+    raise AgreedError(
+        f"step {step}: loss = {result.loss:g} with gradient norm {result.grad_norm:g} is not finite; {way_out}"
+    )
+
+
+def _one_step(run: Run, progress: Progress, batches: MicroBatches, saved_step: int) -> Progress:
+    place = run.mesh.coordinate
+    torch.manual_seed(step_seed(run.config.training.seed, progress.step, place.data, place.pipe))
+    learning_rate = run.schedule(progress.step)
+    start = time.perf_counter()
+    result = run.engine.train_step(batches, learning_rate)
+    seconds = time.perf_counter() - start
+    check_finite(result, progress.step + 1, saved_step)
+    progress = progress.after_step(run.samples_per_step, run.tokens_per_step)
+    run.log.step(
+        StepReport(progress.step, progress.consumed_samples, progress.consumed_tokens, result, learning_rate, seconds)
+    )
+    return progress
+
+
+def _evaluate(run: Run, progress: Progress) -> None:
+    """The same validation samples every time, so that losses can be compared and a resume changes nothing."""
+    iterations = run.config.training.eval_iters
+    if run.valid is None or iterations == 0:
+        return
+    loss = run.engine.evaluate(data_stream(run, run.valid, 0), iterations * run.plan.micro_batches)
+    run.log.evaluation(progress.step, progress.consumed_samples, loss)
+
+
+def _timed_save(save: Callable[[Progress], str], progress: Progress) -> str:
+    start = time.perf_counter()
+    where = save(progress)
+    return f"saved {where} in {time.perf_counter() - start:.1f} s"
+
+
+def _say_goodbye(run: Run, progress: Progress, stopped: bool) -> None:
+    step, rest = progress.step, run.train_steps - progress.step
+    if not rest:
+        run.log.say(f"finished {step} steps, {progress.consumed_tokens} tokens")
+        return
+    cause = "asked to stop" if stopped else f"exit interval {run.config.training.exit_interval}"
+    kept = f"saved; --load {run.config.checkpoint.save} continues" if run.save else "not saved: no --save DIR was given"
+    run.log.say(f"{cause} after step {step} of {run.train_steps}, {kept} with {rest} steps to go")
+
+
+def _is_due(step: int, interval: int | None) -> bool:
+    return interval is not None and step % interval == 0

@@ -1,0 +1,138 @@
+"""Saving and resuming a run: the checkpoint room's steps, with the ranks in step between them."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatron_tlm.checkpoint.facts import Facts
+from megatron_tlm.checkpoint.load import Reader, find
+from megatron_tlm.checkpoint.prune import prune
+from megatron_tlm.checkpoint.save import begin, commit, write_part
+from megatron_tlm.comm.groups import Mesh, broadcast_object
+from megatron_tlm.config.dump import as_mapping
+from megatron_tlm.config.schema import CheckpointConfig, Config
+from megatron_tlm.data.tokenizer_files import META_FILE
+from megatron_tlm.data.tokenizers import Tokenizer
+from megatron_tlm.errors import CheckpointError
+from megatron_tlm.plan.build import Plan
+from megatron_tlm.train.agree import agree
+from megatron_tlm.train.engine import Engine
+from megatron_tlm.train.state import load_state, state_pieces
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come. Optimizer steps fall behind where a run was continued with fresh moments."""
+
+    step: int = 0
+    consumed_samples: int = 0
+    consumed_tokens: int = 0
+    optimizer_steps: int = 0
+
+    def after_step(self, samples: int, tokens: int) -> "Progress":
+        return Progress(
+            self.step + 1,
+            self.consumed_samples + samples,
+            self.consumed_tokens + tokens,
+            self.optimizer_steps + 1,
+        )
+
+
+def find_resume(config: CheckpointConfig, tell: list[str]) -> Path | None:
+    """The checkpoint that `load` means, None for a fresh start; what was passed over and why is added to `tell`.
+
+    CheckpointError where `load` holds none, unless `allow_fresh_start` says that this may be the first start.
+    """
+    if config.load is None:
+        return None
+    root = Path(config.load)
+    if config.allow_fresh_start and not _holds_steps(root):
+        tell.append(f"{root} holds no checkpoint yet: starting from scratch")
+        return None
+    try:
+        return find(root, config.ckpt_step, tell=tell.append)
+    except CheckpointError as error:
+        if _holds_steps(root):
+            raise
+        raise CheckpointError(f"{error}; --allow-fresh-start starts from scratch where there is none") from error
+
+
+def _holds_steps(root: Path) -> bool:
+    return root.is_dir() and (any(root.glob("step-*")) or (root / "manifest.json").exists())
+
+
+def resume(config: Config, engine: Engine, plan: Plan, mesh: Mesh, source: Path) -> Progress:
+    """Fills the engine from `source`, whatever layout saved it; collective. Returns how far that run had come."""
+    wanted = config.checkpoint
+    optimizer = not (wanted.no_load_optim or wanted.finetune)
+
+    def load() -> Facts:
+        with Reader(source) as reader:
+            reader.require(plan.shape)
+            load_state(engine, plan, mesh, config.parallel.zero_stage, reader, optimizer=optimizer)
+            return reader.manifest.facts
+
+    facts = agree(load)
+    if wanted.finetune:
+        return Progress()
+    steps = facts.optimizer_steps if optimizer else 0
+    return Progress(facts.step, facts.consumed_samples, facts.consumed_tokens, steps)
+
+
+def save(
+    config: Config, engine: Engine, plan: Plan, mesh: Mesh, progress: Progress, tokenizer: Tokenizer | None
+) -> Path:
+    """Writes a checkpoint of `progress.step` and points `latest` at it; collective, every rank writes its own part.
+
+    AgreedError on all ranks where one could not write: the former checkpoint stays in force.
+    """
+    if config.checkpoint.save is None:
+        raise CheckpointError("checkpoint.save = None but 1 folder is needed to save; give --save DIR")
+    root = Path(config.checkpoint.save)
+    optimizer = not config.checkpoint.no_save_optim
+    started = agree(lambda: begin(root, progress.step) if mesh.rank == 0 else None)
+    partial = broadcast_object(started)
+    if partial is None:
+        raise CheckpointError(f"{root} = no folder begun by rank 0; save again")
+    pieces = state_pieces(engine, plan, mesh, config.parallel.zero_stage, optimizer=optimizer)
+    agree(lambda: write_part(partial, mesh.rank, pieces))
+
+    def finish() -> Path | None:
+        if mesh.rank > 0:
+            return None
+        with tokenizer_file(tokenizer) as file:
+            final = commit(partial, _facts(config, plan, progress), parts=plan.grid.size, tokenizer=file)
+        if config.checkpoint.keep_last is not None:
+            prune(root, config.checkpoint.keep_last)
+        return final
+
+    final = broadcast_object(agree(finish))
+    return final if final is not None else root
+
+
+@contextmanager
+def tokenizer_file(tokenizer: Tokenizer | None) -> Iterator[Path | None]:
+    """The tokenizer's own file, for as long as it takes to copy it; None for one that is known by name alone."""
+    if tokenizer is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="tokenizer-") as name:
+        tokenizer.save_to(name)
+        files = [path for path in Path(name).iterdir() if path.name != META_FILE]
+        yield files[0] if files else None
+
+
+def _facts(config: Config, plan: Plan, progress: Progress) -> Facts:
+    return Facts(
+        step=progress.step,
+        consumed_samples=progress.consumed_samples,
+        consumed_tokens=progress.consumed_tokens,
+        optimizer_steps=progress.optimizer_steps,
+        shape=plan.shape,
+        config=as_mapping(config),
+        grid=plan.grid,
+        zero_stage=config.parallel.zero_stage,
+        stages=plan.stages,
+    )

@@ -1,0 +1,227 @@
+"""One training run from a configuration to an exit code, on every rank that torchrun (or a plain python) started.
+
+What can be refused is refused before a process group exists. From then on a rank that fails says why and leaves at
+once, without a last collective: the others would wait for it.
+"""
+
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from megatron_tlm.comm.groups import Mesh, build_mesh, init_distributed, shutdown
+from megatron_tlm.config.check import check_training, global_batch_size
+from megatron_tlm.config.dump import dump
+from megatron_tlm.config.schema import Config
+from megatron_tlm.data.loader import Datasets, build_datasets
+from megatron_tlm.data.tokenizers import Tokenizer, load_tokenizer
+from megatron_tlm.errors import ConfigError, TlmError
+from megatron_tlm.plan.build import Plan, build_plan
+from megatron_tlm.train.agree import AgreedError, agree
+from megatron_tlm.train.deepspeed_config import check_deepspeed
+from megatron_tlm.train.engine import Engine, build_engine
+from megatron_tlm.train.log import RunLog, Scale, SilentLog, WritingLog
+from megatron_tlm.train.loop import Run, train_loop
+from megatron_tlm.train.metrics import peak_tflops, short
+from megatron_tlm.train.saving import Progress, find_resume, resume, save
+from megatron_tlm.train.schedule import Schedule, build_schedule
+
+USER_ERROR, OTHER_ERROR = 2, 1
+
+# What gloo and NCCL say on the ranks that did nothing wrong when another one has gone.
+LOST_PEERS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is settled before any rank talks to another; `news` is for rank 0 to tell."""
+
+    plan: Plan
+    schedule: Schedule
+    train_steps: int
+    tokenizer: Tokenizer | None
+    source: Path | None
+    news: tuple[str, ...]
+
+
+def train(config: Config) -> int:
+    """Runs a training; 0 when it ended, or stopped as asked.
+
+    TlmError for a mistake seen before the process group stands. Later ones end this process: code 2 for a TlmError,
+    1 for anything else.
+    """
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    prepared = prepare(config, world_size)
+    try:
+        _join(config)
+        _run(config, prepared)
+        shutdown()
+    except BaseException as error:
+        _leave(error, rank)
+    return 0
+
+
+def prepare(config: Config, world_size: int) -> Prepared:
+    """Everything that can be decided or refused without another rank; TlmError for the first fault."""
+    degree = check_training(config, world_size)
+    check_deepspeed(config)
+    batch = global_batch_size(config, degree)
+    train_steps = config.training.train_iters or (config.training.train_samples or 0) // batch
+    tokenizer = _tokenizer(config)
+    vocab_size = config.model.vocab_size or (tokenizer.vocab_size if tokenizer else 0)
+    if tokenizer is not None and tokenizer.vocab_size > vocab_size:
+        raise ConfigError(
+            f"model.vocab_size = {vocab_size} is below the tokenizer's {tokenizer.vocab_size} ids; "
+            "leave --vocab-size out or raise it"
+        )
+    news: list[str] = []
+    return Prepared(
+        plan=build_plan(config, vocab_size, data=degree),
+        schedule=build_schedule(config.optimizer, train_steps),
+        train_steps=train_steps,
+        tokenizer=tokenizer,
+        source=find_resume(config.checkpoint, news),
+        news=tuple(news),
+    )
+
+
+def _tokenizer(config: Config) -> Tokenizer | None:
+    data = config.data
+    if data.tokenizer_type is None and data.tokenizer_model is None:
+        return None
+    return load_tokenizer(data.tokenizer_type, data.tokenizer_model, vocab_size=config.model.vocab_size)
+
+
+def _join(config: Config) -> None:
+    backend = config.parallel.distributed_backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    timeout = timedelta(minutes=config.parallel.distributed_timeout_minutes)
+    if "WORLD_SIZE" in os.environ:
+        init_distributed(backend, timeout)
+    else:
+        # One process on its own: DeepSpeed wants a process group all the same, on any free port.
+        init_distributed(backend, timeout, init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+
+
+def _run(config: Config, prepared: Prepared) -> None:
+    plan = prepared.plan
+    mesh = build_mesh(plan.grid)
+    data = agree(lambda: _datasets(config, prepared))
+    engine = build_engine(config, plan, mesh)
+    progress = Progress() if prepared.source is None else resume(config, engine, plan, mesh, prepared.source)
+    log = agree(lambda: _build_log(config, prepared, mesh, progress))
+    for text in (*prepared.news, *_opening(prepared, engine, progress)):
+        log.say(text)
+    if data.train is None or progress.step >= prepared.train_steps:
+        log.say(f"nothing to do: step {progress.step} of {prepared.train_steps} is done; raise --train-iters")
+        return
+    run = Run(
+        config=config,
+        plan=plan,
+        mesh=mesh,
+        engine=engine,
+        schedule=prepared.schedule,
+        train_steps=prepared.train_steps,
+        train=data.train,
+        valid=data.valid,
+        log=log,
+        save=_saver(config, prepared, mesh, engine),
+    )
+    try:
+        train_loop(run, progress)
+    finally:
+        log.close()
+
+
+def _saver(config: Config, prepared: Prepared, mesh: Mesh, engine: Engine) -> "SaveAt | None":
+    return SaveAt(config, prepared, mesh, engine) if config.checkpoint.save is not None else None
+
+
+@dataclass(frozen=True)
+class SaveAt:
+    """Writes a checkpoint of where the run stands and tells where it lies."""
+
+    config: Config
+    prepared: Prepared
+    mesh: Mesh
+    engine: Engine
+
+    def __call__(self, progress: Progress) -> str:
+        plan, tokenizer = self.prepared.plan, self.prepared.tokenizer
+        return str(save(self.config, self.engine, plan, self.mesh, progress, tokenizer))
+
+
+def _datasets(config: Config, prepared: Prepared) -> Datasets:
+    """Training samples for the whole run, and as many validation samples as one evaluation takes."""
+    plan = prepared.plan
+    batch = plan.micro_batches * config.training.micro_batch_size * plan.grid.data
+    return build_datasets(
+        config.data,
+        num_samples=(prepared.train_steps * batch, config.training.eval_iters * batch, 0),
+        seq_length=plan.seq_length,
+        seed=config.training.seed,
+        vocab_size=plan.shape.vocab_size,
+    )
+
+
+def _build_log(config: Config, prepared: Prepared, mesh: Mesh, progress: Progress) -> RunLog:
+    if mesh.rank > 0:
+        return SilentLog()
+    plan = prepared.plan
+    batch = plan.micro_batches * config.training.micro_batch_size * plan.grid.data
+    known_peak = torch.cuda.is_available() and config.training.bf16
+    scale = Scale(
+        tokens_per_step=batch * plan.seq_length,
+        samples_per_step=batch,
+        flops_per_token=plan.flops_per_token,
+        num_devices=plan.grid.size,
+        peak_tflops=peak_tflops(torch.cuda.get_device_name()) if known_peak else None,
+        train_steps=prepared.train_steps,
+    )
+    return WritingLog(config.logging, scale, progress.step, dump(config))
+
+
+def _opening(prepared: Prepared, engine: Engine, progress: Progress) -> list[str]:
+    """What a person wants to see before the first step."""
+    plan, grid = prepared.plan, prepared.plan.grid
+    widths = plan.shape.widths
+    taper = f"width {widths[0]}" if len(set(widths)) == 1 else f"widths {widths[0]} -> {widths[-1]}"
+    layout = f"tensor {grid.tensor} x pipe {grid.pipe} x data {grid.data}"
+    lines = [
+        f"model: {short(plan.parameters)} parameters in {plan.shape.num_layers} layers, MLP {taper}",
+        f"layout: {layout} = {grid.size} ranks, {plan.micro_batches} micro-batches per step, "
+        f"slowest stage {plan.slowest / plan.mean:.3f} x the mean",
+        f"optimizer: {type(engine.deepspeed.basic_optimizer).__module__.split('.')[0]} "
+        f"{type(engine.deepspeed.basic_optimizer).__name__}, ZeRO {engine.deepspeed.zero_optimization_stage()}",
+    ]
+    if prepared.source is not None:
+        lines.append(f"continued from {prepared.source} at step {progress.step}")
+    return lines
+
+
+def _leave(error: BaseException, rank: int) -> NoReturn:
+    """Says what happened and ends the process: its peers' connections close, which ends them too."""
+    code = USER_ERROR if isinstance(error, TlmError) else OTHER_ERROR
+    if isinstance(error, AgreedError):
+        if rank == 0:
+            _tell(str(error))
+    elif isinstance(error, TlmError):
+        _tell(f"rank {rank}: {error}")
+    elif isinstance(error, RuntimeError) and any(sign in str(error) for sign in LOST_PEERS):
+        _tell(f"rank {rank}: lost its peers ({str(error).splitlines()[0][:200]})")
+    elif isinstance(error, SystemExit | KeyboardInterrupt):
+        _tell(f"rank {rank}: interrupted")
+    else:
+        sys.stderr.write(f"rank {rank}:\n")
+        traceback.print_exception(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"megatron-tlm: error: {' '.join(text.split())}\n")
