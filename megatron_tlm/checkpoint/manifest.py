@@ -123,11 +123,11 @@ class Manifest:
         record = root.record("format", "format_version", "ordinal", *FACT_NAMES, "tokenizer", "files", "tensors")
         tokenizer = record["tokenizer"]
         files = record["files"].object()
+        if tokenizer.value is not None and tokenizer.text(TOKENIZER_PATTERN) not in files:
+            tokenizer.refuse("is not among the files")
         for name, given in files.items():
             if name != tokenizer.value:
                 Field(f"{given.address} (key)", name).text(PART_PATTERN)
-        if tokenizer.value is not None and tokenizer.text(TOKENIZER_PATTERN) not in files:
-            tokenizer.refuse("is not among the files")
         manifest = cls(
             facts=facts_from_json(record),
             ordinal=record["ordinal"].integer(),

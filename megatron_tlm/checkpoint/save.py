@@ -123,6 +123,7 @@ def write_part(partial: Path, part_number: int, pieces: Iterable[Piece]) -> File
         for entry in entries:
             for block in by_key[entry.key].blocks():
                 writer.append(entry.key, block)
+                del block  # else it would live on while the next tensor is loaded
         record = writer.finish()
     tensors: dict[TensorId, TensorRecord] = {}
     for piece in held:

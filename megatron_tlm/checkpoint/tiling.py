@@ -23,7 +23,7 @@ def tiling_fault(shape: Extent, boxes: Sequence[Box]) -> str | None:
     """
     for offset, size in boxes:
         if len(offset) != len(shape) or len(size) != len(shape):
-            return f"{box_text(offset, size)} has another number of dims than the shape {list(shape)}"
+            return f"the piece at {list(offset)} of size {list(size)} has another number of dims than {list(shape)}"
         if any(a < 0 or n < 1 or a + n > whole for a, n, whole in zip(offset, size, shape, strict=True)):
             return f"{box_text(offset, size)} lies outside the shape {list(shape)}"
     covered = sum(prod(size) for _, size in boxes)

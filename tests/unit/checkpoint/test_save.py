@@ -1,0 +1,278 @@
+"""A save is whole or absent: faults of ranks are named, kills at any point leave something to resume from."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from megatron_tlm.checkpoint import save as save_module
+from megatron_tlm.checkpoint.load import Reader, check_hashes, find
+from megatron_tlm.checkpoint.save import Piece, begin, commit, write_part
+from megatron_tlm.errors import CheckpointError
+from tests.unit.checkpoint.made import facts, model_shape, piece, row_halves, save, values, whole
+from tests.unit.checkpoint.test_tiling import split
+
+SHAPE = model_shape()
+
+
+def test_the_parts_are_plain_safetensors_files(tmp_path: Path) -> None:
+    tensors = values(SHAPE)
+    directory = save(tmp_path, tensors, facts(SHAPE), boxes=row_halves(tensors))
+    assert directory == tmp_path / "step-00000010"
+    assert (tmp_path / "latest").read_text() == "step-00000010\n"
+    assert sorted(path.name for path in directory.iterdir()) == [
+        "manifest.json",
+        "part-00000.safetensors",
+        "part-00001.safetensors",
+    ]
+    first = load_file(directory / "part-00000.safetensors")
+    up = tensors["layers.0.mlp.up.weight", "master"]
+    assert torch.equal(first["master/layers.0.mlp.up.weight[0:12,0:8]"], up[:12])
+
+
+@settings(max_examples=15)
+@given(data=st.data())
+def test_any_cut_of_any_tensor_is_read_back(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    tensors = values(SHAPE, {"weight": torch.bfloat16, "momentum": torch.float64})
+    tensors["scheduler.count", "state"] = torch.tensor(12)
+    tensors["embedding.weight", "row_mean"] = torch.randn(37)
+    parts = data.draw(st.integers(1, 4))
+    chosen = data.draw(st.lists(st.sampled_from(sorted(tensors)), unique=True, max_size=4))
+    boxes = {
+        key: [(data.draw(st.integers(0, parts - 1)), box) for box in split(tuple(tensors[key].shape), data)]
+        for key in chosen
+        if tensors[key].dim()
+    }
+    directory = save(tmp_path_factory.mktemp("run"), tensors, facts(SHAPE), boxes=boxes, parts=parts)
+    with Reader(directory, open_files=2) as reader:
+        check_hashes(directory, reader.manifest)
+        assert reader.manifest.tensors.keys() == tensors.keys()
+        for key, tensor in tensors.items():
+            found = reader.read(*key)
+            assert found.dtype == tensor.dtype
+            assert torch.equal(found, tensor)
+
+
+def test_one_tensor_is_in_memory_at_a_time(tmp_path: Path) -> None:
+    alive: list[weakref.ref[torch.Tensor]] = []
+
+    def load() -> torch.Tensor:
+        assert not any(former() is not None for former in alive)
+        tensor = torch.zeros(4)
+        alive.append(weakref.ref(tensor))
+        return tensor
+
+    pieces = [Piece(f"x{index}", "weight", (4,), (0,), (4,), torch.float32, load) for index in range(3)]
+    write_part(begin(tmp_path, 1), 0, pieces)
+    assert len(alive) == 3
+
+
+def test_pieces_of_padding_only_are_skipped(tmp_path: Path) -> None:
+    partial = begin(tmp_path, 10)
+    none = Piece("embedding.weight", "weight", (37, 8), (37, 0), (0, 8), torch.bfloat16, lambda: torch.zeros(0, 8))
+    write_part(partial, 0, [piece(*key, tensor, whole(tensor)) for key, tensor in values(SHAPE).items()])
+    write_part(partial, 1, [none])
+    assert find(commit(partial, facts(SHAPE), parts=2).parent).name == "step-00000010"
+
+
+def refused(tmp_path: Path, message: str, change: Callable[[list[Piece]], None], parts: int = 2) -> None:
+    """All of part 0 as it should be but for `change`, an empty part 1; then commit must fail and leave no checkpoint."""
+    tensors = values(SHAPE)
+    held = [piece(*key, tensor, whole(tensor)) for key, tensor in tensors.items()]
+    change(held)
+    partial = begin(tmp_path, 10)
+    write_part(partial, 0, held)
+    write_part(partial, 1, [piece("other", "state", torch.zeros(4, 4), ((0, 0), (2, 4)))] if "other" in message else [])
+    with pytest.raises(CheckpointError, match=message):
+        commit(partial, facts(SHAPE), parts=parts)
+    with pytest.raises(CheckpointError, match=r"only \.step-00000010\.partial, never finished, so there is no checkpoint"):
+        find(tmp_path)
+
+
+def test_a_missing_part_is_named(tmp_path: Path) -> None:
+    refused(tmp_path, r"part 2 of 3 = missing; rank 2 did not finish", lambda held: None, parts=3)
+
+
+def test_a_missing_parameter_is_named(tmp_path: Path) -> None:
+    refused(tmp_path, r"tensors\.weight/embedding\.weight = absent but .* \[37, 8\]", lambda held: held.pop(0))
+
+
+def test_a_hole_is_named(tmp_path: Path) -> None:
+    def half(held: list[Piece]) -> None:
+        held[1] = piece("embedding.weight", "master", torch.zeros(37, 8), ((0, 0), (30, 8)))
+
+    refused(tmp_path, r"tensors\.master/embedding\.weight = the pieces cover 240 of 296 elements", half)
+
+
+def test_two_ranks_that_wrote_the_same_are_named(tmp_path: Path) -> None:
+    def same(held: list[Piece]) -> None:
+        held.append(piece("embedding.weight", "master", torch.zeros(37, 8), ((0, 0), (1, 8))))
+
+    refused(tmp_path, r"master/embedding\.weight = \[0:1,0:8\] and \[0:37,0:8\] overlap", same)
+
+
+def test_ranks_that_disagree_on_a_tensor_are_named(tmp_path: Path) -> None:
+    def other(held: list[Piece]) -> None:
+        held.append(piece("other", "state", torch.zeros(4, 4).double(), ((2, 0), (2, 4))))
+
+    message = r"state/other = F32 \[4, 4\] in part-00001\.safetensors but F64 \[4, 4\] in part-00000\.safetensors"
+    refused(tmp_path, message, other)
+
+
+def test_a_part_that_was_cut_is_named(tmp_path: Path) -> None:
+    partial = begin(tmp_path, 10)
+    size_bytes = write_part(partial, 0, [piece("x", "weight", torch.zeros(4), ((0,), (4,)))]).size_bytes
+    with open(partial / "part-00000.safetensors", "r+b") as file:
+        file.truncate(size_bytes - 1)
+    with pytest.raises(CheckpointError, match=rf"safetensors = {size_bytes - 1} bytes but {size_bytes} were written"):
+        commit(partial, facts(SHAPE), parts=1)
+
+
+def test_what_a_piece_says_of_itself_must_hold(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"piece\.name = '\.\./x' does not match"):
+        Piece("../x", "weight", (4,), (0,), (4,), torch.float32, lambda: torch.zeros(4))
+    with pytest.raises(CheckpointError, match=r"piece\.role = 'Exp Avg' does not match"):
+        Piece("x", "Exp Avg", (4,), (0,), (4,), torch.float32, lambda: torch.zeros(4))
+    wrong = Piece("x", "weight", (4, 2), (0, 0), (4, 2), torch.float32, lambda: torch.zeros(2, 4))
+    with pytest.raises(CheckpointError, match=r"weight/x = a tensor of \[2, 4\] but \[4, 2\] was announced"):
+        write_part(begin(tmp_path, 1), 0, [wrong])
+    twice = piece("x", "weight", torch.zeros(4), ((0,), (4,)))
+    with pytest.raises(CheckpointError, match=r"key = weight/x stands twice"):
+        write_part(begin(tmp_path, 1), 0, [twice, twice])
+
+
+def test_a_part_is_written_once_and_its_step_committed(tmp_path: Path) -> None:
+    partial = begin(tmp_path, 10)
+    write_part(partial, 0, [])
+    with pytest.raises(CheckpointError, match=r"part-00000\.safetensors = File exists"):
+        write_part(partial, 0, [])
+    with pytest.raises(CheckpointError, match=r"facts\.step = 11 but \.step-00000010\.partial was begun"):
+        commit(partial, facts(SHAPE, step=11), parts=1)
+
+
+def test_a_tokenizer_that_is_not_a_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"tokenizer = .*absent\.model is not a file"):
+        save(tmp_path, values(SHAPE), facts(SHAPE), tokenizer=tmp_path / "absent.model")
+
+
+def test_a_full_disk_is_told_and_the_former_checkpoint_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    former = save(tmp_path, values(SHAPE), facts(SHAPE, step=5))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(save_module.TensorFileWriter, "_put", full)
+    with pytest.raises(CheckpointError, match=r"part-00000\.safetensors = No space left on device; make room"):
+        save(tmp_path, values(SHAPE), facts(SHAPE))
+    assert find(tmp_path, tell=lambda _: None) == former
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+    save(tmp_path, values(SHAPE), facts(SHAPE))
+    tensors = values(SHAPE)
+    tensors["head.norm.weight", "weight"] = torch.full((8,), 3.0)
+    with Reader(save(tmp_path, tensors, facts(SHAPE))) as reader:
+        assert torch.equal(reader.read("head.norm.weight", "weight"), torch.full((8,), 3.0))
+        assert reader.manifest.ordinal == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000010"]
+
+
+# Every system call that changes a name or forces bytes out is a place to die at.
+KILLED = textwrap.dedent("""
+    import builtins, os, signal, shutil, sys
+    from pathlib import Path
+    import torch
+    torch.set_num_threads(1)
+    from tests.unit.checkpoint.made import facts, model_shape, save, values
+
+    root, again = Path(sys.argv[1]), sys.argv[2] == "again"
+    shape = model_shape(widths=(8,))
+    tensors = values(shape, {"weight": torch.float32})
+    for at in range(10_000):
+        child = os.fork()
+        if child == 0:
+            left = at
+            def dying(call):
+                def counted(*args, **kwargs):
+                    global left
+                    if left == 0:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    left -= 1
+                    return call(*args, **kwargs)
+                return counted
+            for module, name in ((os, "fsync"), (os, "rename"), (os, "replace"), (os, "unlink"), (os, "rmdir"), (os, "mkdir")):
+                setattr(module, name, dying(getattr(module, name)))
+            save(root / str(at), tensors, facts(shape, step=1))
+            save(root / str(at), tensors, facts(shape, step=1 if again else 2))
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if os.WIFEXITED(status):
+            assert os.WEXITSTATUS(status) == 0
+            print(at)
+            break
+""")
+
+
+@pytest.mark.parametrize("second", ["again", "next"])
+def test_a_kill_at_any_point_leaves_a_checkpoint_to_find(tmp_path: Path, second: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path), second],
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    points = int(run.stdout)
+    assert points > 25
+    ordinals = []
+    for at in range(points + 1):
+        root = tmp_path / str(at)
+        try:
+            directory = find(root, tell=lambda _: None)
+        except CheckpointError as error:
+            assert "so there is no checkpoint" in str(error) or "nothing can be loaded" in str(error)
+            ordinals.append(-1)
+            continue
+        with Reader(directory) as reader:
+            check_hashes(directory, reader.manifest)
+            ordinals.append(reader.manifest.ordinal)
+    # Nothing, then the first save, then the second: never back.
+    assert ordinals == sorted(ordinals)
+    assert set(ordinals) == {-1, 0, 1}
+    # The next save after any of these kills works and is found.
+    shape = model_shape(widths=(8,))
+    for at in range(0, points + 1, 3):
+        saved = save(tmp_path / str(at), values(shape, {"weight": torch.float32}), facts(shape, step=2))
+        assert find(tmp_path / str(at), tell=pytest.fail) == saved
+
+
+def test_a_rank_killed_while_it_writes_leaves_no_checkpoint(tmp_path: Path) -> None:
+    former = save(tmp_path, values(SHAPE), facts(SHAPE, step=5))
+    partial = begin(tmp_path, 10)
+    child = os.fork()
+    if child == 0:
+
+        def die() -> torch.Tensor:
+            os.kill(os.getpid(), signal.SIGKILL)
+            return torch.zeros(0)
+
+        tensors = [Piece("x", "weight", (4,), (0,), (4,), torch.float32, lambda: torch.zeros(4))]
+        write_part(partial, 1, [*tensors, Piece("y", "weight", (4,), (0,), (4,), torch.float32, die)])
+    os.waitpid(child, 0)
+    assert (partial / "part-00001.safetensors").exists()
+    write_part(partial, 0, [])
+    with pytest.raises(CheckpointError, match="part 1 of 2 = missing; rank 1 did not finish"):
+        commit(partial, facts(SHAPE), parts=2)
+    assert find(tmp_path, tell=pytest.fail) == former
