@@ -1,5 +1,7 @@
 """What the commands that read a configuration share: its flags, and the number of ids when a tokenizer knows it."""
 
+import sys
+
 from megatron_tlm.config.flags import NOTES, add_config_flags
 from megatron_tlm.config.parser import Parser, program
 from megatron_tlm.config.schema import Config
@@ -16,14 +18,29 @@ def config_parser(command: str, text: str, examples: str) -> Parser:
 
 
 def vocab_size(config: Config) -> int:
-    """The model's ids: as configured, else the tokenizer's. ConfigError where neither is given."""
-    if config.model.vocab_size is not None:
-        return config.model.vocab_size
-    data = config.data
+    """The model's ids: as configured, else the tokenizer's.
+
+    ConfigError where neither is given, and where the tokenizer has ids that the model would not know.
+    """
+    data, wanted = config.data, config.model.vocab_size
     if data.tokenizer_model is None and data.tokenizer_type is None:
-        raise ConfigError(
-            "model.vocab_size is not given and no tokenizer is there to ask; give --tokenizer-model or --vocab-size"
-        )
+        if wanted is None:
+            raise ConfigError(
+                "model.vocab_size is not given and no tokenizer is there to ask; give --tokenizer-model or --vocab-size"
+            )
+        return wanted
+    # Only now: a tokenizer's library is not needed where the size is written down.
     from megatron_tlm.data.tokenizers import load_tokenizer
 
-    return load_tokenizer(data.tokenizer_type, data.tokenizer_model).vocab_size
+    known = load_tokenizer(data.tokenizer_type, data.tokenizer_model).vocab_size
+    if wanted is not None and known > wanted:
+        raise ConfigError(
+            f"model.vocab_size = {wanted} is below the {known} ids of the tokenizer; give --vocab-size {known}, or "
+            "--vocab-size none to take the tokenizer's"
+        )
+    return known if wanted is None else wanted
+
+
+def speaks_unicode() -> bool:
+    """Whether standard output can show the bars of the plan."""
+    return (sys.stdout.encoding or "ascii").lower().startswith("utf")

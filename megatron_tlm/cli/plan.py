@@ -2,10 +2,9 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 
-from megatron_tlm.cli.options import config_parser, vocab_size
+from megatron_tlm.cli.options import config_parser, speaks_unicode, vocab_size
 from megatron_tlm.cli.plan_table import describe
 from megatron_tlm.config.check import check
 from megatron_tlm.config.flags import read_flags
@@ -33,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     if namespace.json:
         print(json.dumps(plan.to_json()))
     else:
-        print(describe(plan, config.taper, unicode=_speaks_unicode()))
+        print(describe(plan, config.taper, unicode=speaks_unicode()))
     return 0
 
 
@@ -53,7 +52,3 @@ def _world_size(namespace: argparse.Namespace, parallel: ParallelConfig) -> int:
     if size < 1:
         raise ConfigError(f"--world-size = {size} is below 1; give the number of ranks")
     return size
-
-
-def _speaks_unicode() -> bool:
-    return (sys.stdout.encoding or "ascii").lower().startswith("utf")

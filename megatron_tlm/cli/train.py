@@ -1,0 +1,54 @@
+"""`megatron-tlm train`: the configuration checked and told, the plan printed, and then the run itself."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from megatron_tlm.cli.failure import is_first_rank
+from megatron_tlm.cli.options import config_parser, speaks_unicode, vocab_size
+from megatron_tlm.cli.plan_table import describe
+from megatron_tlm.config.check import check_training
+from megatron_tlm.config.dump import dump
+from megatron_tlm.config.flags import read_flags
+from megatron_tlm.config.load import load
+from megatron_tlm.errors import ConfigError
+from megatron_tlm.plan.build import build_plan
+
+EXAMPLES = """\
+  one process:
+  megatron-tlm train --preset tiny --data-path corpus_text_document --train-iters 100
+
+  four ranks of one machine, two for each layer and two stages:
+  torchrun --standalone --nproc-per-node 4 -m megatron_tlm train --config run.yaml \\
+      --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --save checkpoints --save-interval 100
+
+  on from the newest checkpoint, at any layout:
+  torchrun --standalone --nproc-per-node 2 -m megatron_tlm train --config run.yaml --load checkpoints
+
+  without data, to try a layout:
+  torchrun --standalone --nproc-per-node 8 -m megatron_tlm train --preset 440m --mock-data --train-iters 5
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Train as asked. Every rule that needs no other rank is checked before torch is imported."""
+    text = "Train a tapered language model, on this process or on every rank that torchrun started."
+    flags = read_flags(config_parser("train", text, EXAMPLES).parse(arguments))
+    config = load(flags)
+    data = check_training(config, launched_ranks())
+    plan = build_plan(config, vocab_size(config), data=data)
+    if is_first_rank():
+        for note in flags.notes:
+            print(f"note: {note}", file=sys.stderr)
+        print(f"{dump(config)}\n{describe(plan, config.taper, unicode=speaks_unicode())}\n", flush=True)
+    from megatron_tlm.train.train import train
+
+    return train(config)
+
+
+def launched_ranks() -> int:
+    """The world size that the launcher announces; 1 without a launcher."""
+    text = os.environ.get("WORLD_SIZE", "1")
+    if not text.isdigit() or text == "0":
+        raise ConfigError(f"WORLD_SIZE = {text!r} is not a number of ranks; start with torchrun, or unset it")
+    return int(text)
