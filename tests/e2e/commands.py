@@ -1,0 +1,53 @@
+"""Starting the commands as a user does: a process of their own, or ranks under torchrun."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ("-m", "megatron_tlm")
+TIMEOUT_SECONDS = 240
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command printed and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+    def succeeded(self) -> "Outcome":
+        assert self.code == 0, f"exit code {self.code}\n{self.out}\n{self.err}"
+        return self
+
+
+def megatron_tlm(*words: object, cwd: Path, **environment: str) -> Outcome:
+    """`megatron-tlm WORDS` in a folder."""
+    return _run([sys.executable, *PACKAGE, *map(str, words)], cwd, environment)
+
+
+def torchrun(ranks: int, *words: object, cwd: Path) -> Outcome:
+    """`torchrun --standalone --nproc-per-node RANKS -m megatron_tlm WORDS` in a folder."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return _run([*launcher, *PACKAGE, *map(str, words)], cwd, {})
+
+
+def _run(command: list[str], cwd: Path, environment: Mapping[str, str]) -> Outcome:
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    # One thread a rank, as torchrun would set it; CUDA hidden, so that these runs are the same on every machine.
+    fixed = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env={**os.environ, **fixed, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+    )
+    return Outcome(done.returncode, done.stdout, done.stderr)
