@@ -40,4 +40,4 @@ def windows(indexed: IndexedDataset, sequences: range, seq_length: int, batch: i
 
 def _stack(ids: NDArray[np.int64], seq_length: int) -> NDArray[np.int64]:
     """n S + 1 ids as n windows of S + 1."""
-    return np.ascontiguousarray(np.lib.stride_tricks.sliding_window_view(ids, seq_length + 1)[::seq_length])
+    return np.array(np.lib.stride_tricks.sliding_window_view(ids, seq_length + 1)[::seq_length])

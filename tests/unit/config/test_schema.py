@@ -49,9 +49,9 @@ def test_defaults_are_derived_from_their_neighbours() -> None:
         (lambda c: replace(c.training, micro_batch_size=0), r"training.micro_batch_size = 0 is below 1"),
         (lambda c: replace(c.optimizer, min_lr=1.0), r"optimizer.min_lr = 1 exceeds lr = 0.003; lower it"),
         (lambda c: replace(c.optimizer, adam_beta2=1.0), r"optimizer.adam_beta2 = 1.0 lies outside"),
-        (lambda c: replace(c.optimizer, lr_warmup_fraction=0.1), r"lr_warmup_fraction = 0.1 and lr_warmup_iters = 20"),
+        (lambda c: replace(c.optimizer, lr_warmup_iters=20), r"lr_warmup_fraction = 0.1 and lr_warmup_iters = 20"),
         (
-            lambda c: replace(c.optimizer, lr_warmup_iters=0, lr_warmup_fraction=1.5),
+            lambda c: replace(c.optimizer, lr_warmup_fraction=1.5),
             r"lr_warmup_fraction = 1.5 lies outside \[0, 1\]",
         ),
         (lambda c: replace(c.checkpoint, keep_last=0), r"checkpoint.keep_last = 0 is below 1"),

@@ -1,0 +1,93 @@
+"""`plan`: a table for people, JSON for programs, and every launch mistake before anything starts."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megatron_tlm.cli.main import main
+from megatron_tlm.cli.plan_table import BAR_LENGTH, scaled
+
+STAGES = ["--preset", "tiny", "--pipeline-model-parallel-size", "2"]
+
+
+def test_json_has_the_promised_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *STAGES, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert set(plan) == {
+        "widths", "parameters", "flops_per_token", "units", "stages", "slowest", "mean", "imbalance",
+    }  # fmt: skip
+    assert all(set(unit) == {"name", "flops", "parameters", "activation_bytes"} for unit in plan["units"])
+    assert all(set(stage) == {"first_unit", "last_unit", "cost", "parameters"} for stage in plan["stages"])
+    assert plan["widths"] == [576, 480, 288, 192]
+    assert sum(stage["cost"] for stage in plan["stages"]) == plan["flops_per_token"]
+    assert plan["slowest"] / plan["mean"] == plan["imbalance"]
+
+
+def test_the_table_shows_widths_stages_and_imbalance(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *STAGES]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    text = "\n".join(lines)
+    assert "1,115,264 parameters" in text
+    assert "cosine, 1.5 to 0.5 of the mean: widths 576 to 192, mean 384" in text
+    bars = [line.count("█") for line in lines if line.startswith("layer ")]
+    assert bars[0] == BAR_LENGTH
+    assert bars == sorted(bars, reverse=True)
+    assert [line.split()[0] for line in lines if " head " in line or "embedding" in line.split()[1:2]] == ["0", "1"]
+    assert "slowest over mean 1." in lines[-1]
+    assert max(map(len, lines)) <= 120
+
+
+def test_a_layer_that_two_stages_share_shows_both(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--preset", "1.3b", "--pipeline-model-parallel-size", "4"]) == 0
+    layer = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("layer 10 "))
+    assert layer.endswith("1|2")
+
+
+@pytest.mark.parametrize("schedule", ["uniform", "wider-late"])
+def test_other_allocations_are_named(schedule: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *STAGES, "--num-layers", "6", "--taper-schedule", schedule]) == 0
+    assert f"taper   {schedule}: widths" in capsys.readouterr().out
+
+
+def test_the_tokenizer_gives_the_vocabulary(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *STAGES, "--vocab-size", "none", "--tokenizer-type", "ByteTokenizer"]) == 0
+    assert "257 ids" in capsys.readouterr().out
+
+
+def test_world_size_gives_the_data_degree(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *STAGES, "--world-size", "8"]) == 0
+    assert "data 4, world size 8; 1 micro-batches of 4 a step" in capsys.readouterr().out
+
+
+def test_a_file_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("model: {num_layers: 2, hidden_size: 64, num_attention_heads: 4, seq_length: 32, vocab_size: 100}")
+    assert main(["plan", "--config", str(path)]) == 0
+    assert "2 layers of 64" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--vocab-size none", "model.vocab_size is not given and no tokenizer is there to ask; give --tokenizer-model"),
+        ("--vocab-size 99 --tokenizer-type ByteTokenizer", "vocab_size = 99 is below the 257 ids of the tokenizer"),
+        ("--world-size 0", "--world-size = 0 is below 1; give the number of ranks"),
+        ("--world-size x", "--world-size = 'x' is not an integer"),
+        ("--world-size 3", "world size = 3 is not a multiple of tensor x pipeline = 1 x 2 = 2; start 2 or 4 ranks"),
+        ("--zero-stage 2", "zero_stage = 2 cannot be combined with pipeline_model_parallel_size = 2"),
+        ("--tensor-model-parallel-size 3", "tensor_model_parallel_size = 3 does not divide"),
+        ("--pipeline-model-parallel-size 64", "pipeline_model_parallel_size = 64 exceeds the"),
+        ("--taper-start 1.51", "taper"),
+    ],
+)
+def test_a_mistake_is_told(flags: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *STAGES, *flags.split()]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_numbers_are_scaled() -> None:
+    assert [scaled(v, "B") for v in (0, 999, 1000, 1_364_297_728)] == ["0 B", "999 B", "1.000 kB", "1.364 GB"]
+    assert [scaled(v) for v in (5, 12_345)] == ["5", "12.345 k"]
