@@ -1,3 +1,4 @@
+import time
 from itertools import combinations, pairwise
 
 import pytest
@@ -54,3 +55,25 @@ def test_more_stages_than_units_names_both():
 def test_costs_must_be_finite_and_not_negative(bad):
     with pytest.raises(PlanError, match=r"costs\[1\]"):
         partition([1.0, bad, 2.0], 2)
+
+
+@pytest.mark.parametrize(
+    ("costs", "stages", "loads"),
+    [
+        ([7], 1, [7]),
+        ([3, 1, 2], 3, [3, 1, 2]),
+        ([0, 0, 0, 0], 2, [0, 0]),
+        ([5, 5, 5, 5, 5, 5], 3, [10, 10, 10]),
+        ([1, 1, 100, 1, 1], 3, [2, 100, 2]),
+        ([0, 0, 9, 0, 0], 3, [0, 9, 0]),
+    ],
+)
+def test_the_corners(costs, stages, loads):
+    assert [sum(costs[i] for i in part) for part in partition(costs, stages)] == loads
+
+
+@pytest.mark.parametrize("costs", [[1e9 + i % 7 for i in range(1000)], [3] * 1000, [0] * 1000, [1] * 999 + [10**9]])
+def test_a_thousand_units_over_64_stages_take_under_a_second(costs):
+    start = time.perf_counter()
+    partition(costs, 64)
+    assert time.perf_counter() - start < 2  # alone it is well under one; the machine may be shared
