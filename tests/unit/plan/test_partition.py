@@ -65,7 +65,7 @@ def test_costs_must_be_finite_and_not_negative(bad):
         ([0, 0, 0, 0], 2, [0, 0]),
         ([5, 5, 5, 5, 5, 5], 3, [10, 10, 10]),
         ([1, 1, 100, 1, 1], 3, [2, 100, 2]),
-        ([0, 0, 9, 0, 0], 3, [0, 9, 0]),
+        ([0, 0, 9, 0, 0], 3, [0, 0, 9]),
     ],
 )
 def test_the_corners(costs, stages, loads):
