@@ -58,7 +58,15 @@ def main(arguments: Sequence[str]) -> int:
 
 def run(args: Namespace) -> int:
     """Preprocess as asked; progress goes to stderr, what was written to stdout."""
-    signal.signal(signal.SIGTERM, _leave)  # so that a batch system's kill leaves no half-written file either
+    # A batch system's kill shall leave no half-written file either.
+    previous = signal.signal(signal.SIGTERM, _leave)
+    try:
+        return _preprocess(args)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _preprocess(args: Namespace) -> int:
     tokenizer = load_tokenizer(args.tokenizer_type, args.tokenizer_model, vocab_size=args.vocab_size)
     result = preprocess(
         args.input,

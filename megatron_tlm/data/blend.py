@@ -31,13 +31,15 @@ class Blend:
 
 
 def parse_blend(words: Sequence[str], address: str = "data.data_path") -> Blend:
-    """`prefix`, or `weight prefix weight prefix ...`; weights are normalised to sum 1."""
+    """`prefix`, or `weight prefix weight prefix ...`; weights are normalised, corpora of weight 0 left out."""
     if len(words) == 1 and " " in words[0].strip():
         words = words[0].split()
     if len(words) == 1:
         return Blend((words[0],), None)
+    if not words:
+        raise DataError(f"{address} = () names no corpus; give a prefix of a .bin/.idx pair (or --mock-data)")
     shown = " ".join(words)
-    if not words or len(words) % 2:
+    if len(words) % 2:
         raise DataError(
             f"{address} = {shown!r} has {len(words)} words where weights and prefixes come in pairs; "
             "give a weight before every prefix"
@@ -49,8 +51,9 @@ def parse_blend(words: Sequence[str], address: str = "data.data_path") -> Blend:
             raise DataError(f"{address} = {prefix!r} is given {prefixes.count(prefix)} times; add its weights up")
     if sum(weights) <= 0:
         raise DataError(f"{address} = {shown!r} has weights that sum to {sum(weights):g}; give one above 0")
-    normalised = np.array(weights, np.float64)
-    return Blend(prefixes, tuple((normalised / normalised.sum()).tolist()))
+    used = [(prefix, weight) for prefix, weight in zip(prefixes, weights, strict=True) if weight]
+    normalised = np.array([weight for _, weight in used], np.float64)
+    return Blend(tuple(prefix for prefix, _ in used), tuple((normalised / normalised.sum()).tolist()))
 
 
 def _parse_weight(word: str, prefix: str, address: str) -> float:

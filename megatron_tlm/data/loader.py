@@ -40,15 +40,15 @@ def build_datasets(
     """
     if data.mock_data:
         return Datasets(*(_mock(n, seq_length, vocab_size, seed + i) for i, n in enumerate(num_samples)))
-    _check_paths(data)
+    split_paths = _split_paths(data)
     opened: dict[str, IndexedDataset] = {}
     built: list[SampleDataset | None] = [None, None, None]
     for which, wanted in enumerate(num_samples):
         if wanted == 0:
             continue
-        own = (data.train_data_path, data.valid_data_path, data.test_data_path)[which]
+        own = split_paths is not None
         address = f"data.{SPLIT_NAMES[which]}_data_path" if own else "data.data_path"
-        blend = parse_blend(own or data.data_path, address)
+        blend = parse_blend(split_paths[which] if split_paths else data.data_path, address)
         for prefix in blend.prefixes:
             if prefix not in opened:
                 opened[prefix] = IndexedDataset(prefix)
@@ -74,13 +74,18 @@ def _mock(num_samples: int | None, seq_length: int, vocab_size: int, seed: int) 
     return MockDataset(MOCK_EPOCH if num_samples is None else num_samples, seq_length, vocab_size, seed)
 
 
-def _check_paths(data: DataConfig) -> None:
-    own = data.train_data_path or data.valid_data_path or data.test_data_path
-    if own and data.data_path:
+def _split_paths(data: DataConfig) -> tuple[tuple[str, ...], ...] | None:
+    """The corpora of each split, where they are given apart; None where `data_path` is cut by shares."""
+    paths = (data.train_data_path, data.valid_data_path, data.test_data_path)
+    if not any(paths):
+        return None
+    if data.data_path:
+        own = next(path for path in paths if path)
         raise DataError(
             f"data.data_path = {' '.join(data.data_path)!r} stands beside a path for one split, {' '.join(own)!r}; "
             "give the one or the others"
         )
+    return paths
 
 
 def _cut(indexed: IndexedDataset, split: str, which: int) -> range:

@@ -1,6 +1,7 @@
 """SentencePiece: the tokenizer, and training one that loses nothing of a text."""
 
 import io
+import json
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -104,8 +105,7 @@ def train_sentencepiece(
     target = Path(f"{model_prefix}.model")
     target.parent.mkdir(parents=True, exist_ok=True)
     processor = SentencePieceProcessor(model_proto=model)
-    pieces = (f"{processor.id_to_piece(id_)}\t{processor.get_score(id_):g}\n" for id_ in range(vocab_size))
-    replace_file(Path(f"{model_prefix}.vocab"), "".join(pieces).encode())
+    replace_file(Path(f"{model_prefix}.vocab"), _list_pieces(processor).encode())
     replace_file(target, model)
     tell(f"wrote {target}: {vocab_size} pieces, {_bytes_per_token(processor, texts[:1000]):.2f} bytes a token")
     return target
@@ -179,6 +179,12 @@ def _cut(text: str) -> Iterator[str]:
     """Pieces of bounded length with their newlines inside: the trainer skips what is longer, and trims the ends."""
     for start in range(0, len(text), SENTENCE_CHARACTERS):
         yield text[start : start + SENTENCE_CHARACTERS]
+
+
+def _list_pieces(processor: SentencePieceProcessor) -> str:
+    """The `.vocab`, for people: a piece and its score a line, a newline in a piece escaped."""
+    pieces = (json.dumps(processor.id_to_piece(id_), ensure_ascii=False)[1:-1] for id_ in range(len(processor)))
+    return "".join(f"{piece}\t{processor.get_score(id_):g}\n" for id_, piece in enumerate(pieces))
 
 
 def _bytes_per_token(processor: SentencePieceProcessor, texts: list[str]) -> float:

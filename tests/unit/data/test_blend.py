@@ -1,0 +1,89 @@
+"""Blends: what a user may write, and whose turn it is."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megatron_tlm.data import blend as blend_module
+from megatron_tlm.data.blend import Blend, BlendedDataset, parse_blend
+from megatron_tlm.data.mock_dataset import MockDataset
+from megatron_tlm.errors import DataError
+
+
+def mocks(count: int) -> list[MockDataset]:
+    return [MockDataset(1000, 4, 50, seed) for seed in range(count)]
+
+
+def test_a_single_prefix_is_no_blend() -> None:
+    assert parse_blend(["a"]) == Blend(("a",), None)
+
+
+@pytest.mark.parametrize("words", [["3", "a", "1", "b"], ["3 a 1 b"], ["0.75", "a", "0.25", "b"]])
+def test_weights_are_normalised(words: list[str]) -> None:
+    assert parse_blend(words) == Blend(("a", "b"), (0.75, 0.25))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], r"\(\) names no corpus; give a prefix"),
+        (["0.5", "a", "b"], "'0.5 a b' has 3 words where weights and prefixes come in pairs"),
+        (["a", "b"], "'a' is no number, as the weight of 'b' must be"),
+        (["-1", "a", "2", "b"], "weight -1 of 'a' is not 0 or more"),
+        (["nan", "a", "2", "b"], "weight nan of 'a'"),
+        (["inf", "a", "2", "b"], "weight inf of 'a'"),
+        (["0", "a", "0", "b"], "weights that sum to 0"),
+        (["1", "a", "2", "a"], "'a' is given 2 times"),
+    ],
+)
+def test_what_is_no_blend_is_refused(words: list[str], message: str) -> None:
+    with pytest.raises(DataError, match=f"^data.data_path = .*{message}"):
+        parse_blend(words)
+
+
+def test_sizes_have_megatrons_surplus() -> None:
+    blend = parse_blend(["0.7", "a", "0.3", "b"])
+    assert blend.targets(1000) == (700, 300)
+    assert blend.sizes(1000) == (704, 302)
+
+
+# Dataset of each of the first 20 samples at weights 3, 1.5, 10, from megatron-core 0.16.1.
+GOLDEN_ORDER = [2, 0, 2, 1, 2, 2, 0, 2, 2, 2, 0, 2, 2, 1, 2, 2, 0, 2, 2, 2]
+
+
+def test_the_order_is_megatrons() -> None:
+    dataset = BlendedDataset(mocks(3), parse_blend(["3", "a", "1.5", "b", "10", "c"]).weights or (), 20)
+    assert [dataset.source(i)[0] for i in range(20)] == GOLDEN_ORDER
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=5), st.integers(1, 300))
+def test_every_corpus_is_read_in_order_and_by_weight(weights: list[int], size: int) -> None:
+    shares = (np.array(weights) / sum(weights)).tolist()
+    dataset = BlendedDataset(mocks(len(weights)), shares, size)
+    taken = [0] * len(weights)
+    for sample in range(size):
+        which, inner = dataset.source(sample)
+        assert inner == taken[which]
+        taken[which] += 1
+        assert dataset[sample].tolist() == dataset.datasets[which][inner].tolist()
+    assert all(abs(n - share * size) <= len(weights) for n, share in zip(taken, shares, strict=True))
+
+
+def test_the_order_does_not_depend_on_how_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = BlendedDataset(mocks(3), (0.5, 0.3, 0.2), 100)
+    expected = [whole.source(i) for i in range(100)]
+    monkeypatch.setattr(blend_module, "BLOCK", 7)
+    late = BlendedDataset(mocks(3), (0.5, 0.3, 0.2), 100)
+    assert late.source(99) == expected[99]
+    assert [late.source(i) for i in range(100)] == expected
+
+
+def test_a_corpus_of_weight_zero_is_left_out() -> None:
+    assert parse_blend(["1", "a", "0", "b", "3", "c"]) == Blend(("a", "c"), (0.25, 0.75))
+
+
+def test_a_sample_beyond_the_blend() -> None:
+    with pytest.raises(IndexError, match=r"sample = 5 is outside 0\.\.4"):
+        BlendedDataset(mocks(2), (0.5, 0.5), 5)[5]

@@ -1,0 +1,57 @@
+"""Samples of a corpus: the right tokens, and no ids the model does not have."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron_tlm.data.gpt_dataset import GPTDataset, check_vocabulary
+from megatron_tlm.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
+from megatron_tlm.errors import DataError
+
+
+@pytest.fixture
+def indexed(tmp_path: Path) -> IndexedDataset:
+    """Token ids count on from document to document, so each tells where it came from."""
+    with IndexedDatasetWriter(tmp_path / "a", np.dtype(np.uint16)) as writer:
+        start = 0
+        for length in (5, 9, 1, 14, 3, 0, 7, 11, 2, 8):
+            writer.add_document(np.arange(start, start + length))
+            start += length
+    return IndexedDataset(tmp_path / "a")
+
+
+@pytest.mark.parametrize("num_samples", [None, 5, 23, 50])
+def test_samples_are_slices_of_the_shuffled_documents(indexed: IndexedDataset, num_samples: int | None) -> None:
+    dataset = GPTDataset(indexed, range(9), num_samples, 6, 1234)
+    stream = np.concatenate([indexed[i] for i in dataset.index.documents])
+    for sample in range(len(dataset)):
+        row = int(dataset.index.shuffle[sample])
+        assert dataset[sample].dtype == np.int64
+        assert dataset[sample].tolist() == stream[6 * row : 6 * row + 7].tolist()
+
+
+def test_a_sample_inside_one_document(indexed: IndexedDataset) -> None:
+    dataset = GPTDataset(indexed, range(3, 4), None, 4, 1)
+    assert sorted(dataset[i].tolist() for i in range(len(dataset))) == [
+        [15, 16, 17, 18, 19],
+        [19, 20, 21, 22, 23],
+        [23, 24, 25, 26, 27],
+    ]
+
+
+def test_ids_beyond_the_vocabulary_are_refused_when_read(indexed: IndexedDataset) -> None:
+    assert len(GPTDataset(indexed, range(9), None, 59, 1, vocab_size=60)[0]) == 60
+    with pytest.raises(DataError, match="token id 59 is beyond the model's vocab_size = 59"):
+        GPTDataset(indexed, range(9), None, 59, 1, vocab_size=59)[0]
+
+
+def test_a_corpus_of_another_tokenizer_is_refused_at_once(indexed: IndexedDataset) -> None:
+    check_vocabulary(indexed, 60)
+    with pytest.raises(DataError, match="token id 59 is beyond the model's vocab_size = 32"):
+        check_vocabulary(indexed, 32)
+
+
+def test_a_corpus_that_is_too_short_is_named(indexed: IndexedDataset) -> None:
+    with pytest.raises(DataError, match=rf"seq_length = 64 .* {indexed.prefix} holds 60"):
+        GPTDataset(indexed, range(9), None, 64, 1)

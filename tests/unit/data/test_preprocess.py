@@ -1,0 +1,160 @@
+"""Text to a pair: Megatron's bytes, whatever the number of workers; nothing where something was wrong."""
+
+import gzip
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron_tlm.data import documents
+from megatron_tlm.data.indexed_dataset import IndexedDataset
+from megatron_tlm.data.preprocess import Progress, preprocess
+from megatron_tlm.data.tokenizers import ByteTokenizer, NullTokenizer, SentencePieceTokenizer
+from megatron_tlm.errors import DataError
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a small corpus occupies several workers."""
+    monkeypatch.setattr(documents.read_chunks, "__defaults__", (512,))
+
+
+def pair(prefix: Path, key: str = "text") -> tuple[bytes, bytes]:
+    base = f"{prefix}_{key}_document"
+    return Path(f"{base}.bin").read_bytes(), Path(f"{base}.idx").read_bytes()
+
+
+def write_lines(path: Path, *records: object) -> str:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+def test_ids_are_the_tokenizers_with_an_end_to_every_document(
+    corpus: Path, tmp_path: Path, sentencepiece_tokenizer: SentencePieceTokenizer
+) -> None:
+    result = preprocess([str(corpus)], str(tmp_path / "a"), sentencepiece_tokenizer, append_eod=True, workers=1)
+    assert result.prefixes == {"text": f"{tmp_path}/a_text_document"}
+    dataset = IndexedDataset(result.prefixes["text"])
+    texts = [json.loads(line)["text"] for line in corpus.read_text("utf-8").splitlines()]
+    expected = [[*sentencepiece_tokenizer.encode(text), 2] for text in texts if text]
+    assert [ids.tolist() for ids in dataset] == expected
+    assert (result.documents, result.empty_documents, result.tokens) == (120, 20, sum(map(len, expected)))
+    assert dataset.header.dtype == np.uint16
+    assert sorted(os.listdir(tmp_path)) == ["a_text_document.bin", "a_text_document.idx"]
+
+
+@pytest.mark.parametrize("append_eod", [False, True])
+def test_the_bytes_do_not_depend_on_workers_or_compression(
+    corpus: Path, tmp_path: Path, sentencepiece_tokenizer: SentencePieceTokenizer, append_eod: bool
+) -> None:
+    packed = tmp_path / "corpus.jsonl.gz"
+    packed.write_bytes(gzip.compress(corpus.read_bytes()))
+    made = []
+    for workers, source in ((1, corpus), (2, corpus), (3, packed)):
+        prefix = tmp_path / str(workers)
+        preprocess([str(source)], str(prefix), sentencepiece_tokenizer, append_eod=append_eod, workers=workers)
+        made.append(pair(prefix))
+    assert made[0] == made[1] == made[2]
+
+
+def test_an_empty_document_is_a_border_even_with_an_end_appended(tmp_path: Path) -> None:
+    """Megatron's preprocess_data.py: ids `1 2 e`, nothing, `3 e`."""
+    source = write_lines(tmp_path / "a.jsonl", {"text": "1 2"}, {"text": ""}, {"text": "3"})
+    result = preprocess([source], str(tmp_path / "a"), NullTokenizer(9), append_eod=True, workers=1)
+    dataset = IndexedDataset(result.prefixes["text"])
+    assert [ids.tolist() for ids in dataset] == [[1, 2, 9], [3, 9]]
+    assert dataset.document_borders.tolist() == [0, 1, 1, 2]
+
+
+def test_a_list_of_texts_is_a_document_of_several_sequences(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "a.jsonl", {"text": ["1 2", "", "3"]}, {"text": []}, {"text": "4"})
+    result = preprocess([source], str(tmp_path / "a"), NullTokenizer(9), append_eod=True, workers=1)
+    dataset = IndexedDataset(result.prefixes["text"])
+    assert [ids.tolist() for ids in dataset] == [[1, 2], [3, 9], [4, 9]]
+    assert dataset.document_borders.tolist() == [0, 2, 2, 3]
+
+
+def test_each_key_has_a_pair(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "a.jsonl", {"title": "1", "text": "2 3"}, {"title": "4", "text": "5"})
+    result = preprocess([source], str(tmp_path / "a"), NullTokenizer(9), json_keys=["text", "title"], workers=2)
+    assert [ids.tolist() for ids in IndexedDataset(result.prefixes["title"])] == [[1], [4]]
+    assert [ids.tolist() for ids in IndexedDataset(result.prefixes["text"])] == [[2, 3], [5]]
+
+
+def test_files_follow_each_other_in_the_order_given(tmp_path: Path) -> None:
+    for name, text in (("b1.jsonl", "1"), ("b2.jsonl", "2"), ("a.jsonl", "3")):
+        write_lines(tmp_path / name, {"text": text})
+    inputs = [str(tmp_path / "b*.jsonl"), str(tmp_path / "a.jsonl")]
+    result = preprocess(inputs, str(tmp_path / "out"), NullTokenizer(9), workers=2)
+    assert [ids.tolist() for ids in IndexedDataset(result.prefixes["text"])] == [[1], [2], [3]]
+
+
+def test_a_large_vocabulary_is_stored_in_four_bytes(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "a.jsonl", {"text": "1 70000"})
+    result = preprocess([source], str(tmp_path / "a"), NullTokenizer(80000), append_eod=True, workers=1)
+    dataset = IndexedDataset(result.prefixes["text"])
+    assert dataset.header.dtype == np.int32
+    assert dataset[0].tolist() == [1, 70000, 80000]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_bad_line_leaves_nothing(tmp_path: Path, workers: int) -> None:
+    lines = [json.dumps({"text": f"document {number}"}) for number in range(1, 201)]
+    lines[122] = '{"text": "cut'
+    lines[150] = "worse"
+    source = tmp_path / "a.jsonl"
+    source.write_text("\n".join(lines))
+    with pytest.raises(DataError, match=r"a\.jsonl:123 = .* is no JSON"):
+        preprocess([str(source)], str(tmp_path / "out" / "a"), ByteTokenizer(), workers=workers)
+    assert os.listdir(tmp_path / "out") == []
+
+
+class DyingTokenizer(ByteTokenizer):
+    """Is killed, as for want of memory, by one word."""
+
+    def encode(self, text: str) -> list[int]:
+        if "deadly" in text:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().encode(text)
+
+
+def test_a_dying_worker_ends_the_run_and_leaves_nothing(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "a.jsonl", *({"text": "x" * 500} for _ in range(20)), {"text": "deadly"})
+    with pytest.raises(DataError, match=r"workers = 2 lost one \(SIGKILL\)"):
+        preprocess([source], str(tmp_path / "out" / "a"), DyingTokenizer(), workers=2)
+    assert os.listdir(tmp_path / "out") == []
+
+
+def test_progress_counts_to_the_end(corpus: Path, tmp_path: Path) -> None:
+    told: list[Progress] = []
+    result = preprocess(
+        [str(corpus)], str(tmp_path / "a"), ByteTokenizer(), workers=2, log_interval=30, report=told.append
+    )
+    assert len(told) >= 4
+    last = told[-1]
+    assert (last.documents, last.tokens) == (result.documents, result.tokens) == (120, result.tokens)
+    assert last.text_bytes == last.input_bytes == last.total_input_bytes == corpus.stat().st_size
+    assert last.eta_seconds == 0
+
+
+def test_progress_reads_well() -> None:
+    progress = Progress(1000, 250_000, 1_500_000, 400, 1000, 2.0)
+    assert str(progress) == (
+        "1000 documents, 250000 tokens, 1.5 MB | 500 documents/s, 0.75 MB/s, 125000 tokens/s | 40%, ETA 0:00:03"
+    )
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_no_document_is_an_error(tmp_path: Path, workers: int) -> None:
+    (tmp_path / "a.jsonl").write_text("\n\n")
+    with pytest.raises(DataError, match=r"input = .*a\.jsonl holds no document"):
+        preprocess([str(tmp_path / "a.jsonl")], str(tmp_path / "out" / "a"), ByteTokenizer(), workers=workers)
+    assert os.listdir(tmp_path / "out") == []
+
+
+def test_workers_below_one_are_refused(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="workers = 0 is below 1"):
+        preprocess([str(corpus)], str(tmp_path / "a"), ByteTokenizer(), workers=0)
