@@ -15,7 +15,6 @@ from math import prod
 from typing import Any
 
 import torch
-from deepspeed.utils import safe_get_local_fp32_param, safe_get_local_optimizer_state
 from torch import Tensor, nn
 
 from megatron_tlm.checkpoint.load import Reader
@@ -89,9 +88,9 @@ def _scattered(optimizer: Any, name: str, parameter: Any) -> Iterator[Fragment]:
     scattered = parameter.ds_tensor
     start = scattered.numel() * optimizer._get_param_partition_rank(parameter)
     count = max(0, min(scattered.numel(), parameter.ds_numel - start))
-    tensors = {WEIGHT: scattered.detach(), MASTER: safe_get_local_fp32_param(parameter).detach()}
+    tensors = {WEIGHT: scattered.detach(), MASTER: optimizer.get_local_fp32_param(parameter).detach()}
     if optimizer.state:
-        tensors |= {role: safe_get_local_optimizer_state(parameter, role) for role in MOMENTS}
+        tensors |= {role: optimizer.get_local_fp32_param(parameter, role) for role in MOMENTS}
     for role, tensor in tensors.items():
         stored = role != MASTER or parameter.dtype != torch.float32
         yield Fragment(name, role, start, tensor.view(-1)[:count], shared=False, stored=stored)
