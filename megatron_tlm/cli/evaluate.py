@@ -95,10 +95,14 @@ def _sentence(record: dict[str, Any]) -> str:
 
 
 def _with_progress(batches: Iterable[Any], total: int, prefix: str) -> Iterator[Any]:
-    """The same batches, with a bar on stderr where a person watches."""
-    from tqdm import tqdm
-
-    yield from tqdm(batches, total=total, desc=prefix, unit="batch", disable=not sys.stderr.isatty(), leave=False)
+    """The same batches, counted on stderr where a person watches."""
+    watched = sys.stderr.isatty()
+    for done, batch in enumerate(batches, start=1):
+        yield batch
+        if watched:
+            print(f"\r{prefix}: batch {done} of {total}", end="", file=sys.stderr, flush=True)
+    if watched:
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def _number(args: Namespace, name: str, bound: int) -> int | None:
