@@ -55,7 +55,14 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError(f"--load = {restored.path} was trained without a tokenizer; use a run that had one")
     ids = tokenizer.encode(prompt) or [tokenizer.eod_id]
     count = _room(wanted, len(ids), restored.config.model.positions)
-    tokens = generate(restored.stage, ids, max_new_tokens=count, eod_id=tokenizer.eod_id, sampling=sampling)
+    tokens = generate(
+        restored.stage,
+        ids,
+        max_new_tokens=count,
+        eod_id=tokenizer.eod_id,
+        sampling=sampling,
+        num_ids=tokenizer.vocab_size,
+    )
     if not args.no_echo:
         print(prompt, end="", flush=True)
     for piece in decoded(tokens, ids, tokenizer):

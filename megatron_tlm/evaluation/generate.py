@@ -54,10 +54,17 @@ def kept_probabilities(logits_V: Tensor, sampling: Sampling) -> Tensor:
 
 
 def generate(
-    stage: Stage, prompt: Sequence[int], *, max_new_tokens: int, eod_id: int | None, sampling: Sampling = GREEDY
+    stage: Stage,
+    prompt: Sequence[int],
+    *,
+    max_new_tokens: int,
+    eod_id: int | None,
+    sampling: Sampling = GREEDY,
+    num_ids: int | None = None,
 ) -> Iterator[int]:
     """New token ids as they come, up to `max_new_tokens`; ends before an end-of-document token.
 
+    Only ids below `num_ids` are drawn: a model may know more than its tokenizer (by default all of the vocabulary).
     ConfigError for an empty prompt or ids outside the vocabulary; PlanError for a stage that is not a whole model.
     """
     if len(stage.units) != len(stage.plan.units) or stage.tensor.size > 1:
@@ -73,11 +80,11 @@ def generate(
             f"prompt = ids {min(prompt)}..{max(prompt)} leave the vocabulary of {vocab_size}; "
             "use the tokenizer the model was trained with"
         )
-    return _generate(stage, prompt, max_new_tokens, eod_id, sampling)
+    return _generate(stage, prompt, max_new_tokens, eod_id, sampling, min(num_ids or vocab_size, vocab_size))
 
 
 def _generate(
-    stage: Stage, prompt: Sequence[int], max_new_tokens: int, eod_id: int | None, sampling: Sampling
+    stage: Stage, prompt: Sequence[int], max_new_tokens: int, eod_id: int | None, sampling: Sampling, num_ids: int
 ) -> Iterator[int]:
     device, was_training = next(stage.parameters()).device, stage.training
     # Draws happen on the CPU, so that a seed gives the same text on every device.
@@ -88,7 +95,7 @@ def _generate(
         stage.eval()
         with torch.inference_mode():
             logits_V = stage(torch.tensor([tokens], device=device), cache, position, last_only=True)[0, -1]
-            probabilities_V = kept_probabilities(logits_V[: stage.plan.shape.vocab_size].cpu(), sampling)
+            probabilities_V = kept_probabilities(logits_V[:num_ids].cpu(), sampling)
             token = int(torch.multinomial(probabilities_V, 1, generator=generator))
         stage.train(was_training)
         if token == eod_id:

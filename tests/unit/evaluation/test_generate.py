@@ -51,6 +51,13 @@ def test_a_seed_decides_the_text(stage: Stage) -> None:
     assert text(2, top_p=1e-9) == uncached_greedy(stage, PROMPT, 20)
 
 
+def test_only_ids_that_the_tokenizer_knows_are_drawn(stage: Stage) -> None:
+    sampling = Sampling(temperature=50.0)
+    drawn = list(generate(stage, PROMPT, max_new_tokens=60, eod_id=None, sampling=sampling, num_ids=7))
+    assert set(drawn) == set(range(7))
+    assert max(generate(stage, PROMPT, max_new_tokens=60, eod_id=None, sampling=sampling)) > 7
+
+
 def test_cuts_keep_the_best_tokens() -> None:
     logits = torch.tensor([0.1, 0.4, 0.2, 0.3]).log()
     as_list = lambda **cut: [round(p, 4) for p in kept_probabilities(logits, Sampling(**cut)).tolist()]  # noqa: E731
