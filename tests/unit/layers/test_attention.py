@@ -3,9 +3,12 @@ import math
 import pytest
 import torch
 
+from megatron_tlm.comm.groups import AxisGroup
 from megatron_tlm.errors import PlanError
-from megatron_tlm.layers.attention import attend, share_heads
+from megatron_tlm.layers.attention import Attention, attend, share_heads
 from megatron_tlm.layers.cache import KeyValueCache
+from megatron_tlm.layers.placement import Placement
+from megatron_tlm.layers.residual import BlockOptions
 
 CPU = torch.device("cpu")
 
@@ -46,6 +49,21 @@ def test_a_query_sees_the_keys_up_to_its_own(length: int, seen: int) -> None:
         for row in range(length):
             scores[:, row, seen - length + row + 1 :] = -torch.inf
         torch.testing.assert_close(result[:, head], scores.softmax(-1) @ v[:, head // 2], rtol=1e-12, atol=1e-12)
+
+
+def drop_attention(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    placement, options = Placement(AxisGroup.pretend(2, rank)), BlockOptions(attention_dropout=0.5)
+    block = Attention(8, 4, 2, 4, rotary_base=1e4, epsilon=1e-5, placement=placement, options=options)
+    torch.manual_seed(1)
+    ones = torch.ones(1, 1, 6, 4)
+    return block._core(ones.expand(1, 2, 6, 4), ones, ones), torch.rand(3)
+
+
+def test_tensor_ranks_drop_other_probabilities_and_stay_in_step() -> None:
+    (mine, after), (other, after_other) = drop_attention(0), drop_attention(1)
+    assert not torch.equal(mine, other)
+    assert torch.equal(mine, drop_attention(0)[0])
+    assert torch.equal(after, after_other)
 
 
 def test_a_full_cache_is_refused() -> None:

@@ -15,11 +15,14 @@ def test_norm_is_the_papers_formula() -> None:
 
 
 def test_bfloat16_is_normalised_in_float32() -> None:
-    x, weight = torch.randn(64, 512).bfloat16(), (torch.rand(512) + 0.5).bfloat16()
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(64, 512, generator=generator).bfloat16()
+    weight = (torch.rand(512, generator=generator) + 0.5).bfloat16()
     exact = oracle.rms_norm(x.double(), weight.double(), 1e-5)
     result = rms_norm(x, weight, 1e-5)
     assert result.dtype == torch.bfloat16
-    assert torch.equal(result, exact.bfloat16())  # one rounding, at the end
+    # One rounding at the end is 2^-9; a square, a mean or a product in bfloat16 would show as more.
+    assert ((result.double() - exact).abs() / exact.abs()).max() < 2**-8 * 1.001
 
 
 def test_module_has_one_weight_of_its_dtype() -> None:
