@@ -7,7 +7,7 @@ from math import prod
 from megatron_tlm.checkpoint.tiling import Box
 from megatron_tlm.errors import CheckpointError
 
-BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = 4 << 20
 
 Progress = Callable[[int, int], None]
 

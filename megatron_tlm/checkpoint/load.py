@@ -22,7 +22,7 @@ from megatron_tlm.checkpoint.manifest import (
     read_manifest,
 )
 from megatron_tlm.checkpoint.root import read_pointer, step_directories, step_name, step_of
-from megatron_tlm.checkpoint.tensor_file import DTYPES, TensorFile, hash_file
+from megatron_tlm.checkpoint.tensor_file import DTYPES, TensorFile, hash_file, volume
 from megatron_tlm.checkpoint.tiling import Extent, box_text
 from megatron_tlm.errors import CheckpointError
 from megatron_tlm.plan.shape import ModelShape
@@ -159,8 +159,19 @@ class Reader:
             raise CheckpointError(f"{self.path}: {role}/{name} = absent, saved was {roles}; load without that state")
         return record
 
-    def read(self, name: str, role: str, offset: Extent | None = None, size: Extent | None = None) -> torch.Tensor:
-        """The box [offset, offset + size) of a global tensor, by default all of it: a new tensor of the saved dtype."""
+    def read(
+        self,
+        name: str,
+        role: str,
+        offset: Extent | None = None,
+        size: Extent | None = None,
+        *,
+        into: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The box [offset, offset + size) of a global tensor, by default all of it, in the saved dtype.
+
+        A new tensor, or `into`, a flat buffer of that dtype with room for the box, of which the result is a view.
+        """
         record = self.record(name, role)
         offset = (0,) * len(record.shape) if offset is None else tuple(offset)
         size = tuple(a - b for a, b in zip(record.shape, offset, strict=False)) if size is None else tuple(size)
@@ -173,7 +184,8 @@ class Reader:
                 f"{role}/{name}{box_text(offset, size[: len(offset)])} = outside the saved shape {list(record.shape)}; "
                 "ask for a box inside"
             )
-        result = torch.empty(size, dtype=DTYPES[record.dtype])
+        flat = torch.empty(volume(size), dtype=DTYPES[record.dtype]) if into is None else into[: volume(size)]
+        result = flat.view(size)
         for piece in record.pieces:
             self._copy_common(result, (name, role), piece, offset, size)
         return result

@@ -87,15 +87,18 @@ class _MovedPiece(Piece):
     """A piece that goes from a reader to a part block by block."""
 
     reader: Reader
-    count: "ByteCounter"
+    count: ByteCounter
 
     def blocks(self) -> Iterator[torch.Tensor]:
+        buffer = None
         for offset, size in row_blocks((self.offset, self.size), self.dtype.itemsize):
             self.count.add(prod(size) * self.dtype.itemsize)
-            yield self.reader.read(self.name, self.role, offset, size)
+            # One buffer for all: the allocator would keep several blocks per thread. The first block is the largest.
+            buffer = torch.empty(prod(size), dtype=self.dtype) if buffer is None else buffer
+            yield self.reader.read(self.name, self.role, offset, size, into=buffer)
 
 
-def _moved(reader: Reader, tensor: TensorId, box: Box, count: "ByteCounter") -> Piece:
+def _moved(reader: Reader, tensor: TensorId, box: Box, count: ByteCounter) -> Piece:
     record = reader.record(*tensor)
     name, role = tensor
     offset, size = box

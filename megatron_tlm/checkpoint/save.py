@@ -151,7 +151,7 @@ def commit(partial: Path, facts: Facts, *, parts: int, tokenizer: Path | None = 
         if copied:
             files[copied] = hash_file(partial / copied)
         saved_before = [read_ordinal(directory) for directory in step_directories(root)]
-        manifest = Manifest(facts, max(saved_before, default=-1) + 1, files, copied, tensors)
+        manifest = Manifest(facts, max(saved_before, default=-1) + 1, files, copied, dict(sorted(tensors.items())))
         check_contents(manifest, partial.name)
         for number in range(parts):
             _table_path(partial / part_name(number)).unlink()

@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from pathlib import Path
 
+import torch
+
 from megatron_tlm.checkpoint.blocks import ByteCounter, Progress, row_blocks
 from megatron_tlm.checkpoint.load import Reader, check_hashes
 from megatron_tlm.checkpoint.manifest import TensorId
@@ -40,13 +42,16 @@ def verify(source: Path, target: Path, *, progress: Progress | None = None, work
     return len(names)
 
 
-def tensor_hash(reader: Reader, name: str, role: str, *, count: "ByteCounter | None" = None) -> str:
+def tensor_hash(reader: Reader, name: str, role: str, *, count: ByteCounter | None = None) -> str:
     """SHA-256 of a global tensor's dtype, shape and row-major bytes: equal whatever layout stores it."""
     record = reader.record(name, role)
     digest = hashlib.sha256(f"{record.dtype} {list(record.shape)}".encode())
     whole = ((0,) * len(record.shape), record.shape)
-    for offset, size in row_blocks(whole, DTYPES[record.dtype].itemsize):
-        digest.update(tensor_bytes(reader.read(name, role, offset, size)))
+    dtype = DTYPES[record.dtype]
+    buffer = None
+    for offset, size in row_blocks(whole, dtype.itemsize):
+        buffer = torch.empty(prod(size), dtype=dtype) if buffer is None else buffer
+        digest.update(tensor_bytes(reader.read(name, role, offset, size, into=buffer)))
         if count:
-            count.add(prod(size) * DTYPES[record.dtype].itemsize)
+            count.add(prod(size) * dtype.itemsize)
     return digest.hexdigest()

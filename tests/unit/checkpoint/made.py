@@ -16,7 +16,9 @@ from megatron_tlm.plan.units import build_units
 ROLES = {"weight": torch.bfloat16, "master": torch.float32, "exp_avg": torch.float32, "exp_avg_sq": torch.float32}
 
 
-def model_shape(*, tied: bool = False, vocab: int = 37, widths: Sequence[int] = (24, 16, 8), hidden: int = 8) -> ModelShape:
+def model_shape(
+    *, tied: bool = False, vocab: int = 37, widths: Sequence[int] = (24, 16, 8), hidden: int = 8
+) -> ModelShape:
     return ModelShape(
         num_layers=len(widths),
         hidden_size=hidden,

@@ -99,7 +99,10 @@ def outside(name: str) -> Callable[[Any], None]:
         (outside("/etc/passwd"), r"\(key\) = '/etc/passwd' does not match"),
         (setting("tokenizer", to="../../secret"), r"tokenizer = '\.\./\.\./secret' does not match"),
         (setting("tokenizer", to="tokenizer.json"), r"tokenizer = 'tokenizer\.json' is not among the files"),
-        (setting("files", FIRST, "bytes", to=1 << 61), r"part-00000\.safetensors = \d+ bytes but the manifest says \d+"),
+        (
+            setting("files", FIRST, "bytes", to=1 << 61),
+            r"part-00000\.safetensors = \d+ bytes but the manifest says \d+",
+        ),
         (setting("files", FIRST, "sha256", to="ab"), r"sha256 = 'ab' does not match"),
         (setting("files", FIRST, to=...), r"tensors\.\S+\.pieces\[0\]\[0\] = 'part-00000\.safetensors' is not among"),
         (setting("tensors", UP, to=...), rf"tensors\.{UP} = absent but the model's shape asks for \[24, 8\]"),
@@ -111,7 +114,10 @@ def outside(name: str) -> Callable[[Any], None]:
         (setting("tensors", UP, "pieces", 1, to=...), rf"{UP} = the pieces cover 96 of 192 elements"),
         (setting("tensors", UP, "pieces", 1, 1, to=[11, 0]), rf"{UP} = \[0:12,0:8\] and \[11:23,0:8\] overlap"),
         (setting("tensors", UP, "pieces", 1, 2, to=[13, 8]), rf"{UP} = \[12:25,0:8\] lies outside the shape \[24, 8\]"),
-        (setting("tensors", UP, "pieces", 1, 2, to=[12]), rf"{UP} = .* at \[12, 0\] of size \[12\] has another number of dims"),
+        (
+            setting("tensors", UP, "pieces", 1, 2, to=[12]),
+            rf"{UP} = .* at \[12, 0\] of size \[12\] has another number of dims",
+        ),
         (setting("tensors", UP, "pieces", 1, to=[1, 2]), r"pieces\[1\] = \[1, 2\] has 2 elements, not 3"),
         (setting("tensors", UP, "pieces", 1, 0, to="latest"), r"pieces\[1\]\[0\] = 'latest' does not match"),
     ],

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from megatron_tlm.checkpoint import save as save_module
 from megatron_tlm.checkpoint.load import Reader, check_hashes, find
+from megatron_tlm.checkpoint.root import step_directories
 from megatron_tlm.checkpoint.save import Piece, begin, commit, write_part
 from megatron_tlm.errors import CheckpointError
 from tests.unit.checkpoint.made import facts, model_shape, piece, row_halves, save, values, whole
@@ -86,7 +87,7 @@ def test_pieces_of_padding_only_are_skipped(tmp_path: Path) -> None:
 
 
 def refused(tmp_path: Path, message: str, change: Callable[[list[Piece]], None], parts: int = 2) -> None:
-    """All of part 0 as it should be but for `change`, an empty part 1; then commit must fail and leave no checkpoint."""
+    """A part 0 as it should be but for `change`, a part 1 that is nearly empty: commit fails, nothing is found."""
     tensors = values(SHAPE)
     held = [piece(*key, tensor, whole(tensor)) for key, tensor in tensors.items()]
     change(held)
@@ -95,7 +96,9 @@ def refused(tmp_path: Path, message: str, change: Callable[[list[Piece]], None],
     write_part(partial, 1, [piece("other", "state", torch.zeros(4, 4), ((0, 0), (2, 4)))] if "other" in message else [])
     with pytest.raises(CheckpointError, match=message):
         commit(partial, facts(SHAPE), parts=parts)
-    with pytest.raises(CheckpointError, match=r"only \.step-00000010\.partial, never finished, so there is no checkpoint"):
+    with pytest.raises(
+        CheckpointError, match=r"only \.step-00000010\.partial, never finished, so there is no checkpoint"
+    ):
         find(tmp_path)
 
 
@@ -187,12 +190,47 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000010"]
 
 
+def test_bytes_are_on_the_disk_before_their_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    def fsync(descriptor: int) -> None:
+        told.append(f"sync {os.path.relpath(os.readlink(f'/proc/self/fd/{descriptor}'), tmp_path)}")
+
+    def renamed(call: Callable[..., None]) -> Callable[..., None]:
+        def rename(old: Path, new: Path) -> None:
+            told.append(f"name {new.relative_to(tmp_path)}")
+            call(old, new)
+
+        return rename
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "rename", renamed(os.rename))
+    monkeypatch.setattr(os, "replace", renamed(os.replace))
+    save(tmp_path, values(SHAPE), facts(SHAPE), parts=1)
+    partial = ".step-00000010.partial"
+    assert told == [
+        f"sync {partial}/part-00000.safetensors",
+        f"sync {partial}/.part-00000.json.new",
+        f"name {partial}/part-00000.json",
+        f"sync {partial}",
+        f"sync {partial}/.manifest.json.new",
+        f"name {partial}/manifest.json",
+        f"sync {partial}",
+        "name step-00000010",
+        "sync .",
+        "sync .latest.new",
+        "name latest",
+        "sync .",
+    ]
+
+
 # Every system call that changes a name or forces bytes out is a place to die at.
 KILLED = textwrap.dedent("""
     import builtins, os, signal, shutil, sys
     from pathlib import Path
     import torch
     torch.set_num_threads(1)
+    os.fsync = lambda _: None
     from tests.unit.checkpoint.made import facts, model_shape, save, values
 
     root, again = Path(sys.argv[1]), sys.argv[2] == "again"
@@ -210,8 +248,8 @@ KILLED = textwrap.dedent("""
                     left -= 1
                     return call(*args, **kwargs)
                 return counted
-            for module, name in ((os, "fsync"), (os, "rename"), (os, "replace"), (os, "unlink"), (os, "rmdir"), (os, "mkdir")):
-                setattr(module, name, dying(getattr(module, name)))
+            for name in ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir"):
+                setattr(os, name, dying(getattr(os, name)))
             save(root / str(at), tensors, facts(shape, step=1))
             save(root / str(at), tensors, facts(shape, step=1 if again else 2))
             os._exit(0)
@@ -221,6 +259,17 @@ KILLED = textwrap.dedent("""
             print(at)
             break
 """)
+
+
+def ordinal_found(root: Path) -> int:
+    """Which save is found, whole to the last bit; -1 where there was none yet."""
+    if not step_directories(root):
+        with pytest.raises(CheckpointError, match=r"so there is no checkpoint|so nothing can be loaded"):
+            find(root)
+        return -1
+    with Reader(find(root, tell=lambda _: None)) as reader:
+        check_hashes(reader.path, reader.manifest)
+        return reader.manifest.ordinal
 
 
 @pytest.mark.parametrize("second", ["again", "next"])
@@ -236,18 +285,7 @@ def test_a_kill_at_any_point_leaves_a_checkpoint_to_find(tmp_path: Path, second:
     assert run.returncode == 0, run.stderr
     points = int(run.stdout)
     assert points > 25
-    ordinals = []
-    for at in range(points + 1):
-        root = tmp_path / str(at)
-        try:
-            directory = find(root, tell=lambda _: None)
-        except CheckpointError as error:
-            assert "so there is no checkpoint" in str(error) or "nothing can be loaded" in str(error)
-            ordinals.append(-1)
-            continue
-        with Reader(directory) as reader:
-            check_hashes(directory, reader.manifest)
-            ordinals.append(reader.manifest.ordinal)
+    ordinals = [ordinal_found(tmp_path / str(at)) for at in range(points + 1)]
     # Nothing, then the first save, then the second: never back.
     assert ordinals == sorted(ordinals)
     assert set(ordinals) == {-1, 0, 1}

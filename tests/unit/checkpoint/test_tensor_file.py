@@ -1,6 +1,7 @@
 """The streamed writer makes plain safetensors files, and says what is wrong with its input."""
 
 import hashlib
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,7 @@ def test_blocks_and_slices_are_the_tensor(tmp_path_factory: pytest.TempPathFacto
     tensor = torch.randn(rows, columns)
     cuts = sorted({0, rows, *data.draw(st.lists(st.integers(0, rows)))})
     with TensorFileWriter(path, [Entry("x", "F32", (rows, columns))]) as writer:
-        for start, stop in zip(cuts, cuts[1:], strict=False):
+        for start, stop in pairwise(cuts):
             writer.append("x", tensor[start:stop])
         writer.finish()
     row, column = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, columns - 1))
@@ -84,15 +85,19 @@ def test_blocks_and_slices_are_the_tensor(tmp_path_factory: pytest.TempPathFacto
 
 def test_what_was_not_announced_is_refused(tmp_path: Path) -> None:
     x = Entry("x", "F32", (2, 3))
-    with TensorFileWriter(tmp_path / "a", [x]) as writer, pytest.raises(CheckpointError, match=r"key = y comes where x"):
+    with (
+        TensorFileWriter(tmp_path / "a", [x]) as writer,
+        pytest.raises(CheckpointError, match=r"key = y comes where x"),
+    ):
         writer.append("y", torch.zeros(2, 3))
     with TensorFileWriter(tmp_path / "b", [x]) as writer, pytest.raises(CheckpointError, match=r"of x = F64 but F32"):
         writer.append("x", torch.zeros(2, 3, dtype=torch.float64))
     with TensorFileWriter(tmp_path / "c", [x]) as writer, pytest.raises(CheckpointError, match=r"48 bytes .* but 24"):
         writer.append("x", torch.zeros(4, 3))
-    with TensorFileWriter(tmp_path / "d", [x]) as writer, pytest.raises(CheckpointError, match=r"12 bytes but 24 were"):
+    with TensorFileWriter(tmp_path / "d", [x]) as writer:
         writer.append("x", torch.zeros(1, 3))
-        writer.finish()
+        with pytest.raises(CheckpointError, match=r"12 bytes but 24 were"):
+            writer.finish()
     with pytest.raises(CheckpointError, match=r"key = x stands twice"):
         TensorFileWriter(tmp_path / "e", [x, x])
     with pytest.raises(CheckpointError, match=r"dtype = torch.complex64 cannot be stored"):

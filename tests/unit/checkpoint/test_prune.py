@@ -1,0 +1,76 @@
+"""Old checkpoints go, the last ones and the pointer's stay, damaged ones are left to a person."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from megatron_tlm.checkpoint import prune as prune_module
+from megatron_tlm.checkpoint.load import find
+from megatron_tlm.checkpoint.prune import prune
+from megatron_tlm.errors import CheckpointError
+from tests.unit.checkpoint.made import facts, model_shape, save, values
+
+SHAPE = model_shape(widths=(8,))
+TENSORS = values(SHAPE)
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+def saved(root: Path, *steps: int) -> None:
+    for step in steps:
+        save(root, TENSORS, facts(SHAPE, step=step))
+
+
+def test_the_last_ones_stay(tmp_path: Path) -> None:
+    saved(tmp_path, 1, 2, 3, 4)
+    assert [path.name for path in prune(tmp_path, 2)] == ["step-00000002", "step-00000001"]
+    assert names(tmp_path) == ["latest", "step-00000003", "step-00000004"]
+    assert prune(tmp_path, 2) == ()
+
+
+def test_last_is_by_saving_not_by_number(tmp_path: Path) -> None:
+    saved(tmp_path, 1, 5, 9, 2)
+    prune(tmp_path, 2)
+    assert names(tmp_path) == ["latest", "step-00000002", "step-00000009"]
+
+
+def test_a_damaged_one_stays_and_does_not_count(tmp_path: Path) -> None:
+    saved(tmp_path, 1, 2, 3)
+    (tmp_path / "step-00000003" / "part-00000.safetensors").unlink()
+    assert [path.name for path in prune(tmp_path, 1)] == ["step-00000001"]
+    assert names(tmp_path) == ["latest", "step-00000002", "step-00000003"]
+
+
+def test_what_the_pointer_names_stays(tmp_path: Path) -> None:
+    saved(tmp_path, 1, 2, 3)
+    (tmp_path / "latest").write_text("step-00000001\n")
+    prune(tmp_path, 1)
+    assert names(tmp_path) == ["latest", "step-00000001", "step-00000003"]
+
+
+def test_a_kill_while_deleting_leaves_rubbish_that_the_next_call_removes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path, 1, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(prune_module.shutil, "rmtree", lambda *_, **__: None)
+        prune(tmp_path, 1)
+    assert ".step-00000001.deleted" in names(tmp_path)
+    assert find(tmp_path, tell=pytest.fail).name == "step-00000002"
+    prune(tmp_path, 1)
+    assert names(tmp_path) == ["latest", "step-00000002"]
+
+
+def test_keeping_none_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    with pytest.raises(CheckpointError, match=r"keep_last = 0 would delete every checkpoint; give 1 or more"):
+        prune(tmp_path, 0)
+
+
+def test_a_lone_checkpoint_is_never_deleted(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    shutil.rmtree(tmp_path / "step-00000001" / "absent", ignore_errors=True)
+    assert prune(tmp_path, 1) == ()
