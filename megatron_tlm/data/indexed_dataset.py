@@ -4,9 +4,10 @@ import fcntl
 import os
 import shutil
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -113,15 +114,24 @@ class IndexedDatasetWriter:
         self.num_sequences = 0
         self.num_documents = 0
         self.num_tokens = 0
+        self._partial_bin = self.bin_path.with_name(f".{self.bin_path.name}.partial")
+        self._partial_idx = self.idx_path.with_name(f".{self.idx_path.name}.partial")
+        self._cleanup = ExitStack()
+
+    def __enter__(self) -> Self:
         folder = self.bin_path.parent
         folder.mkdir(parents=True, exist_ok=True)
-        self._partial_bin = folder / f".{self.bin_path.name}.partial"
-        self._partial_idx = folder / f".{self.idx_path.name}.partial"
-        self._bin = _open_alone(self._partial_bin)
-        # Nameless files: the system removes them even when this process is killed.
-        self._lengths: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
-        self._borders: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
-        self._borders.write(np.zeros(1, np.int64).tobytes())
+        with ExitStack() as cleanup:  # from the first file on, whatever ends this run removes what it made
+            self._bin: IO[bytes] = cleanup.enter_context(self._partial_bin.open("ab"))
+            _lock(self._bin, self._partial_bin)
+            cleanup.callback(self._partial_bin.unlink, missing_ok=True)
+            cleanup.callback(self._partial_idx.unlink, missing_ok=True)
+            # Nameless files: the system removes them even when this process is killed.
+            self._lengths: IO[bytes] = cleanup.enter_context(tempfile.TemporaryFile(dir=folder))
+            self._borders: IO[bytes] = cleanup.enter_context(tempfile.TemporaryFile(dir=folder))
+            self._borders.write(np.zeros(1, np.int64).tobytes())
+            self._cleanup = cleanup.pop_all()
+        return self
 
     def add_document(self, tokens: ArrayLike, lengths: ArrayLike | None = None) -> None:
         """One document; `lengths` cuts it into sequences. No tokens: a border is added but no sequence."""
@@ -144,17 +154,12 @@ class IndexedDatasetWriter:
         self.num_sequences += len(lengths)
         self.num_documents += len(sequences)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
+        with self._cleanup:
             if kind is None:
                 self._commit()
-        finally:
-            self.discard()
 
     def _commit(self) -> None:
         with self._partial_idx.open("wb") as index:
@@ -179,24 +184,14 @@ class IndexedDatasetWriter:
         self._borders.seek(0)
         shutil.copyfileobj(self._borders, index)
 
-    def discard(self) -> None:
-        """Drop whatever has not been committed."""
-        for file in (self._bin, self._lengths, self._borders):
-            file.close()
-        for path in (self._partial_bin, self._partial_idx):
-            path.unlink(missing_ok=True)
 
-
-def _open_alone(path: Path) -> IO[bytes]:
-    """Open for writing what a killed run may have left, unless a living run still holds it."""
-    file: IO[Any] = path.open("ab")
+def _lock(file: IO[bytes], path: Path) -> None:
+    """Take over what a killed run may have left, unless a living run still holds it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        file.close()
         raise DataError(f"{path} = held by another run; wait for it or give another --output-prefix") from None
     file.truncate(0)
-    return file
 
 
 def _sync(file: IO[bytes]) -> None:

@@ -158,8 +158,8 @@ def test_an_error_leaves_nothing_and_keeps_the_old_pair(tmp_path: Path) -> None:
 
 def test_two_writers_of_one_prefix_are_refused(tmp_path: Path) -> None:
     with IndexedDatasetWriter(tmp_path / "a", UINT16) as writer:
-        with pytest.raises(DataError, match="held by another run"):
-            IndexedDatasetWriter(tmp_path / "a", UINT16)
+        with pytest.raises(DataError, match="held by another run"), IndexedDatasetWriter(tmp_path / "a", UINT16):
+            pass
         writer.add_document([1])
     assert IndexedDataset(tmp_path / "a")[0].tolist() == [1]
 
