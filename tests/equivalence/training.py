@@ -6,6 +6,7 @@ Everything is compared by global name, so a layout cannot hide a shard in the wr
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -31,13 +32,15 @@ LEARNING_RATES = (1e-2, 8e-3, 6e-3, 4e-3, 2e-3)
 
 # Imported here, before ranks are forked: a first engine costs each process five seconds of imports otherwise.
 prepare_deepspeed()
-import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: E402
-import deepspeed.runtime.zero.stage3  # noqa: E402
-import torch._dynamo  # noqa: E402
+for late in (
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "deepspeed.runtime.zero.stage3",
+    "megatron_tlm.train.pipeline",
+    "megatron_tlm.train.zero",
+    "torch._dynamo",
+):
+    import_module(late)
 
-import megatron_tlm.train.pipeline  # noqa: E402
-import megatron_tlm.train.state  # noqa: E402
-import megatron_tlm.train.zero  # noqa: E402
 from megatron_tlm.train.state import state_pieces  # noqa: E402
 
 
@@ -65,7 +68,8 @@ def tiny(**changes: Any) -> Config:
         ),
         taper=TaperConfig(width_multiple=8),
         training=TrainingConfig(global_batch_size=GLOBAL_BATCH, train_iters=STEPS),
-        optimizer=OptimizerConfig(clip_grad=0.25, lr_decay_style="constant", weight_decay=0.1),
+        # An epsilon beside the gradients' own size keeps Adam from hiding a wrong scale, a wrong clip above all.
+        optimizer=OptimizerConfig(clip_grad=0.25, lr_decay_style="constant", weight_decay=0.1, adam_eps=1e-3),
         parallel=ParallelConfig(),
     )
     for section in ("model", "taper", "training", "optimizer", "parallel"):
@@ -106,7 +110,7 @@ def plain_run(config: Config, steps: int = STEPS) -> Trained:
         loss.backward()  # type: ignore[no-untyped-call]
         norms.append(float(torch.nn.utils.clip_grad_norm_(stage.parameters(), config.optimizer.clip_grad or torch.inf)))
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     tensors = {}
     for name, parameter in parameters.items():
         rows = plan.parameter_specs[name].shape[0]
@@ -114,7 +118,7 @@ def plain_run(config: Config, steps: int = STEPS) -> Trained:
         for role in ("exp_avg", "exp_avg_sq"):
             tensors[name, role] = optimizer.state[parameter][role][:rows].clone()
     with torch.no_grad():
-        valid = float(_plain_loss(stage, next(data)))
+        valid = _plain_loss(stage, next(data)).item()
     return Trained(losses, norms, tensors, valid)
 
 
