@@ -77,11 +77,22 @@ def _lengths(flags: Flags, settings: Layer) -> Layer:
     layer: Layer = {}
     for flag, count in flags.lengths:
         section, name, unit = LENGTHS[flag]
+        _refuse_twice(flags, flag, count, (section, name))
         samples = count // _known(settings, "model", "seq_length", flag, count) if unit == "tokens" else count
         steps = name != "train_samples"
         value = samples // _known(settings, "training", "global_batch_size", flag, count) if steps else samples
         layer[section, name] = Setting(value, flag)
     return layer
+
+
+def _refuse_twice(flags: Flags, flag: str, count: int, key: tuple[str, str]) -> None:
+    """ConfigError where the command line sets a length, or what excludes it, a second time."""
+    rivals = {key, *(other for pair in _EXCLUSIVE if key in pair for other in pair)}
+    for rival in rivals & set(flags.layer):
+        other = flags.layer[rival]
+        raise ConfigError(
+            f"{flag} = {count} and {other.address} = {other.value} both set {'.'.join(key)}; give one of them"
+        )
 
 
 def _known(settings: Layer, section: str, name: str, flag: str, count: int) -> int:

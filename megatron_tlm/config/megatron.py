@@ -28,7 +28,6 @@ VALUE_ALIASES: dict[str, dict[str, str | None]] = {
         "HFTokenizer": "HuggingFaceTokenizer",
         "NullTokenizer": None,
     },
-    "recompute_granularity": {"uniform": "full"},
 }
 
 # flag -> (section, field, what it counts): Megatron's lengths in samples and tokens, turned into our steps or samples.

@@ -240,7 +240,7 @@ class CheckpointConfig:
     keep_last: int | None = option(None, "checkpoints to keep; older ones are deleted (default: all)")
     ckpt_step: int | None = option(None, "step to load (default: the newest complete one)")
     no_save_optim: bool = option(False, "save weights only")
-    no_load_optim: bool = option(False, "load weights only: new optimizer state, step 0")
+    no_load_optim: bool = option(False, "load weights and how far the run was, with new optimizer state")
     finetune: bool = option(False, "load weights only, and start the data and the schedule anew")
     allow_fresh_start: bool = option(False, "start from scratch where `load` holds no checkpoint")
 

@@ -196,6 +196,19 @@ def test_a_distributed_optimizer_is_zero_one_or_more(stage: int) -> None:
     assert configure(line).parallel.zero_stage == stage
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--lr-decay-samples 320 --lr-decay-iters 20", r"--lr-decay-samples = 320 and --lr-decay-iters = 20 both set"),
+        ("--train-tokens 40960 --train-iters 20", r"--train-tokens = 40960 and --train-iters = 20 both set training"),
+        ("--train-tokens 40960 --train-samples 80", r"--train-tokens = 40960 and --train-samples = 80 both set"),
+    ],
+)
+def test_a_length_is_given_once(flags: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        configure(f"--preset tiny {flags}")
+
+
 def test_lengths_in_samples_and_tokens_become_steps() -> None:
     config = configure("--preset tiny --train-tokens 40960 --lr-decay-samples 320 --lr-warmup-tokens 8192")
     assert config.training.train_samples == 40960 // 256

@@ -1,0 +1,49 @@
+"""argparse without its traps: no abbreviations, both spellings, mistakes as ConfigErrors."""
+
+import pytest
+
+from megatron_tlm.config.parser import Parser, program
+from megatron_tlm.errors import ConfigError
+
+
+@pytest.fixture
+def parser() -> Parser:
+    parser = Parser(prog=program("demo"))
+    parser.add_argument("--input-file", nargs="+", required=True)
+    parser.add_argument("--top-p", type=float)
+    parser.add_argument("--config")
+    return parser
+
+
+def test_hyphens_and_underscores_are_one_in_names_and_kept_in_values(parser: Parser) -> None:
+    args = parser.parse(["--input_file", "a_b", "c_d", "--top_p=0.5", "--config=e_f"])
+    assert (args.input_file, args.top_p, args.config) == (["a_b", "c_d"], 0.5, "e_f")
+
+
+def test_help_ends_well(parser: Parser, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ending:
+        parser.parse(["--help"])
+    assert ending.value.code == 0
+    assert "usage: megatron-tlm demo" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--input-file", "a", "--input", "b"],
+            r"--input is not a flag of .*; did you mean --input-file\?",
+        ),
+        (
+            ["--input-file", "a", "--zzz=1"],
+            r"--zzz is not a flag of .*; see `megatron-tlm demo --help`",
+        ),
+        (["--input-file", "a", "--top-p", "x"], r"--top-p: invalid float value: 'x'; see `megatron-tlm demo --help`"),
+        (["run.yaml", "--input-file", "a"], r"run.yaml stands without a flag; write --config run.yaml"),
+        (["x", "--input-file", "a"], r"x stands without a flag; see"),
+        ([], r"the following arguments are required: --input-file; see"),
+    ],
+)
+def test_a_mistake_is_a_configuration_error(parser: Parser, words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parser.parse(words)
