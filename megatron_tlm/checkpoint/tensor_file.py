@@ -37,6 +37,7 @@ DTYPES: dict[str, torch.dtype] = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+_WORTH_A_THREAD_BYTES = 1 << 16
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
@@ -171,13 +172,21 @@ class TensorFileWriter:
             self._index += 1
 
     def _put(self, data: memoryview) -> None:
+        self._size_bytes += len(data)
+        if len(data) < _WORTH_A_THREAD_BYTES:
+            self._digest.update(data)
+            self._write(data)
+            return
         # Hashing costs as much as writing and both release the interpreter, so they share the time.
         hashed = self._hasher.submit(self._digest.update, data)
-        rest = data
+        try:
+            self._write(data)
+        finally:
+            hashed.result()
+
+    def _write(self, rest: memoryview) -> None:
         while rest:
             rest = rest[self._file.write(rest) :]
-        hashed.result()
-        self._size_bytes += len(data)
 
 
 def tensor_bytes(block: torch.Tensor) -> memoryview:

@@ -42,7 +42,7 @@ def same_tensors(path: Path, tensors: dict[tuple[str, str], torch.Tensor]) -> bo
     )
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(tied=st.booleans(), layouts=st.lists(LAYOUTS, min_size=2, max_size=3))
 def test_a_to_b_to_a_keeps_every_bit(
     tmp_path_factory: pytest.TempPathFactory, tied: bool, layouts: list[tuple[int, int, int]]

@@ -1,0 +1,96 @@
+"""`convert` under Megatron's flags: what it prints, proves, ignores aloud and refuses."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from megatron_tlm.checkpoint.load import Reader, find
+from megatron_tlm.cli.convert import Meter
+from megatron_tlm.cli.main import main
+from megatron_tlm.plan.grid import Grid
+from tests.unit.checkpoint.made import facts, model_shape, save, values
+
+ONE = ["--target-tensor-parallel-size", "1", "--target-pipeline-parallel-size", "1"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    for step in (5, 10):
+        save(
+            tmp_path / "a", values(model_shape()), facts(model_shape(), step=step, grid=Grid(tensor=2, pipe=2)), parts=4
+        )
+    return tmp_path / "a"
+
+
+def convert(run: Path, *flags: str) -> int:
+    return main(["convert", "--load-dir", str(run), "--save-dir", str(run.parent / "b"), *flags])
+
+
+def test_it_says_what_came_of_what_and_proves_it(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert convert(run, *ONE) == 0
+    out, err = capsys.readouterr()
+    assert re.search(r"source .*a/step-00000010: tensor 2 x pipeline 2 x data 1, 4 parts, \d\.\d MB", out)
+    assert re.search(r"target .*b/step-00000010: tensor 1 x pipeline 1 x data 1, 1 part, \d\.\d MB", out)
+    assert re.search(r"120 tensors in \d+\.\d s, \d+ MB/s", out)
+    assert "all 120 tensors have the source's hashes" in out
+    assert err == ""
+
+
+def test_step_and_degrees_are_as_asked_and_the_rest_as_saved(run: Path) -> None:
+    assert convert(run, "--ckpt-step", "5", "--target-data-parallel-size", "2", "--no-verify") == 0
+    with Reader(find(run.parent / "b")) as reader:
+        assert reader.manifest.facts.step == 5
+        assert reader.manifest.facts.grid == Grid(tensor=2, pipe=2, data=2)
+
+
+def test_without_proof_it_says_how_to_get_one(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert convert(run, *ONE, "--no-verify") == 0
+    assert "not verified; --verify reads both again" in capsys.readouterr().out
+
+
+def test_flags_of_megatron_s_converter_are_ignored_aloud(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        convert(run, *ONE, "--model-type", "GPT", "--loader", "mcore", "--saver", "core", "--max-queue-size", "9") == 0
+    )
+    err = capsys.readouterr().err
+    for flag in ("--model-type GPT", "--loader mcore", "--saver core", "--max-queue-size 9"):
+        assert f"note: {flag} has no effect, there is one checkpoint format" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--loader", "llama_mistral"], r"--loader = llama_mistral asks for another format or model"),
+        (["--model-type", "BERT"], r"--model-type = BERT asks for another format or model"),
+        (["--ckpt-step", "7"], r"ckpt_step = 7 is not in .*a; it has 5, 10"),
+        (["--target-tensor-parallel-size", "3"], r"does not divide .* layer 1 width 16.* use one of \[1, 2, 4\]"),
+        (["--target-pipeline-parallel-size", "0"], r"grid\.pipe = 0 is below 1"),
+        (["--target-tensor-parallel-degree", "2"], r"did you mean --target-tensor-parallel-size"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_exit_code_2(
+    run: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    assert convert(run, *flags) == 2
+    err = capsys.readouterr().err
+    assert re.search(message, err)
+    assert err.count("\n") == 1
+    assert not (run.parent / "b").exists()
+
+
+def test_a_directory_passed_over_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "step-00000010" / "part-00003.safetensors").unlink()
+    assert convert(run, *ONE) == 0
+    assert "note: passed over step-00000010: " in capsys.readouterr().err
+    assert find(run.parent / "b").name == "step-00000005"
+
+
+def test_a_log_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("megatron_tlm.cli.convert.time.perf_counter", lambda: clock[0])
+    with Meter("converting") as meter:
+        for second in range(1, 13):
+            clock[0] = float(second)
+            meter(second * 10**8, 2 * 10**9)
+    assert capsys.readouterr().err == "converting 1.00 of 2.00 GB (50 %), 100 MB/s, 10 s left\n"
