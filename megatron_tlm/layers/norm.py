@@ -7,7 +7,9 @@ another project, so the kernel itself is looked for, not the name.
 import importlib
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -30,12 +32,43 @@ def apex_rms_norm() -> FusedNorm | None:
     return functional
 
 
+class _RMSNorm(torch.autograd.Function):
+    """What a fused kernel does, in plain torch: autograd over the formula would keep two to five more copies of x.
+
+    With r = 1 / sqrt(mean(x^2) + epsilon), n = x r and g the output's gradient:
+    dw = sum over rows of g n,  dx = r (g w - n mean(g n w)).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_D: Tensor, epsilon: float) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        mean_square = torch.linalg.vecdot(wide, wide).unsqueeze(-1).div_(x.shape[-1])
+        scale = torch.rsqrt(mean_square.add_(epsilon))
+        ctx.save_for_backward(x, weight_D, scale)
+        return (wide * scale).mul_(weight_D).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight_D, scale = ctx.saved_tensors
+        normalised = x * scale  # of the wide dtype, as scale is
+        wide_grad = grad.to(scale.dtype)
+        product = (wide_grad * normalised).flatten(0, -2)
+        grad_weight_D = product.sum(dim=0).to(weight_D.dtype)
+        mean = torch.mv(product, weight_D.to(scale.dtype)).view(scale.shape).div_(x.shape[-1])
+        grad_x = torch.addcmul(wide_grad * weight_D, normalised, mean, value=-1.0).mul_(scale)
+        return grad_x.to(x.dtype), grad_weight_D, None
+
+
 def rms_norm(x: Tensor, weight_D: Tensor, epsilon: float) -> Tensor:
-    """[..., D] -> [..., D] in the dtype of x."""
-    fused = apex_rms_norm() if x.is_cuda else None
-    if fused is not None:
-        return fused(x, weight_D, tuple(weight_D.shape), epsilon)
-    return F.rms_norm(x, tuple(weight_D.shape), weight_D, epsilon)
+    """[..., D] -> [..., D] in the dtype of x; on GPUs by apex's kernel, else by torch's where it has one."""
+    if x.is_cuda:
+        fused = apex_rms_norm()
+        if fused is not None:
+            return fused(x, weight_D, tuple(weight_D.shape), epsilon)
+        if hasattr(torch.ops.aten, "_fused_rms_norm"):
+            return F.rms_norm(x, tuple(weight_D.shape), weight_D, epsilon)
+    result: Tensor = _RMSNorm.apply(x, weight_D, epsilon)  # type: ignore[no-untyped-call]
+    return result
 
 
 class RMSNorm(nn.Module):

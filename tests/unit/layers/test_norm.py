@@ -25,6 +25,33 @@ def test_bfloat16_is_normalised_in_float32() -> None:
     assert ((result.double() - exact).abs() / exact.abs()).max() < 2**-8 * 1.001
 
 
+def test_gradients_are_those_of_finite_differences() -> None:
+    x = torch.randn(2, 3, 8, dtype=torch.float64, requires_grad=True)
+    weight = torch.rand(8, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, weight: rms_norm(x, weight, 1e-3), (x, weight))
+
+
+def test_bfloat16_gradients_are_computed_in_float32() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(64, 512, generator=generator).bfloat16().requires_grad_()
+    weight = torch.rand(512, generator=generator).bfloat16().requires_grad_()
+    grad = torch.randn(64, 512, generator=generator).bfloat16()
+    rms_norm(x, weight, 1e-5).backward(grad)
+    exact_x, exact_weight = (t.detach().double().requires_grad_() for t in (x, weight))
+    oracle.rms_norm(exact_x, exact_weight, 1e-5).backward(grad.double())
+    for rounded, exact in ((x.grad, exact_x.grad), (weight.grad, exact_weight.grad)):
+        assert rounded is not None
+        assert exact is not None
+        torch.testing.assert_close(rounded.double(), exact, rtol=2**-8, atol=1e-5)
+
+
+def test_only_the_input_and_one_number_a_row_are_kept() -> None:
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        rms_norm(torch.randn(4, 16, requires_grad=True), torch.ones(16, requires_grad=True), 1e-5)
+    assert sorted(kept) == [4, 16, 64]
+
+
 def test_module_has_one_weight_of_its_dtype() -> None:
     norm = RMSNorm(8, 1e-5, Placement(dtype=torch.bfloat16))
     assert [(name, p.shape, p.dtype) for name, p in norm.named_parameters()] == [("weight", (8,), torch.bfloat16)]
