@@ -29,6 +29,9 @@ fingerprint() { cat "$@" | sha256sum; }
 finished() { [[ -f $run/.done-$1 && $(<"$run/.done-$1") == "$(fingerprint "${@:2}")" ]] && say "already there"; }
 mark() { fingerprint "${@:2}" >"$run/.done-$1"; }
 
+# A start prints its whole configuration and the plan once more; both have been seen here, and stand in the log folder.
+from_the_model_on() { sed -u -n '/^model: [0-9]/,$p'; }
+
 # The newest step in the metrics, 0 before the first: the log writes one line a step.
 last_step() { if [[ -f $run/logs/metrics.jsonl ]]; then grep -c '"loss"' "$run/logs/metrics.jsonl" || true; else echo 0; fi; }
 
@@ -65,7 +68,7 @@ megatron-tlm plan "${options[@]}"
 chapter "4/8 Training on four ranks, tensor 2 x pipeline 2, ZeRO-1; SIGTERM comes after step $stop_after"
 if ! finished training "$config" "$corpus"; then
   rm -rf "$run/checkpoints" "$run/converted" "$run/logs"
-  "${trainer[@]}" 2>"$run/interrupted.txt" &
+  "${trainer[@]}" > >(from_the_model_on) 2>"$run/interrupted.txt" &
   pid=$!
   trap 'kill "$pid" 2>/dev/null || true' EXIT
   until (($(last_step) >= stop_after)); do
@@ -83,7 +86,7 @@ if ! finished training "$config" "$corpus"; then
   trap - EXIT
 
   chapter "5/8 Resumed: the same command with --load goes on after step $(last_step)"
-  "${trainer[@]}" --load "$run/checkpoints"
+  "${trainer[@]}" --load "$run/checkpoints" | from_the_model_on
   mark training "$config" "$corpus"
 fi
 
@@ -105,8 +108,8 @@ import json, sys
 records = [json.loads(line) for line in open(sys.argv[1])]
 losses = [record["loss"] for record in records if "loss" in record]
 valid = [record["valid_loss"] for record in records if "valid_loss" in record]
-print(f"training loss    {losses[0]:.3f} at step 1, {losses[-1]:.3f} at step {len(losses)}")
-print(f"validation loss  {valid[0]:.3f} at first, {valid[-1]:.3f} at last")
+print(f"training loss    {losses[0]:.3f} at step 1, {sum(losses[-20:]) / 20:.3f} over the last 20 of {len(losses)} steps")
+print(f"validation loss  {', '.join(f'{loss:.3f}' for loss in valid)}")
 PYTHON
 cat <<END
 loss plot        $run/logs/loss.png

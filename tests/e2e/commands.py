@@ -1,9 +1,11 @@
 """Starting the commands as a user does: a process of their own, or ranks under torchrun."""
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +36,20 @@ def torchrun(ranks: int, *words: object, cwd: Path) -> Outcome:
     """`torchrun --standalone --nproc-per-node RANKS -m megatron_tlm WORDS` in a folder."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     return _run([*launcher, *PACKAGE, *map(str, words)], cwd, {})
+
+
+def ranks(count: int, *words: object, cwd: Path) -> list[Outcome]:
+    """The same command on several ranks without a launcher between, so that each rank's exit code is seen."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    meeting = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+    def one(rank: int) -> Outcome:
+        return megatron_tlm(*words, cwd=cwd, RANK=str(rank), LOCAL_RANK=str(rank), **meeting)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))
 
 
 def _run(command: list[str], cwd: Path, environment: Mapping[str, str]) -> Outcome:
