@@ -13,13 +13,13 @@ from collections.abc import Iterator
 import torch
 
 
-def prepare_deepspeed() -> None:
+def prepare_deepspeed(device: torch.device) -> None:
     """Chooses the accelerator, skips the C++ collective that training never calls, and lowers the log level.
 
     That collective (`deepspeed_shm_comm`) would be compiled at the first start, 90 seconds on two cores, and a killed
     compile leaves a lock that later starts wait for.
     """
-    if not torch.cuda.is_available():
+    if device.type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     # torchrun sets these; DeepSpeed would look for MPI where a plain `python` has not.
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():

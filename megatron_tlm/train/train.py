@@ -23,8 +23,9 @@ from megatron_tlm.data.tokenizers import Tokenizer, load_tokenizer
 from megatron_tlm.errors import ConfigError, TlmError
 from megatron_tlm.plan.build import Plan, build_plan
 from megatron_tlm.train.agree import AgreedError, agree
+from megatron_tlm.train.build import build_engine, choose_backend
 from megatron_tlm.train.deepspeed_config import check_deepspeed
-from megatron_tlm.train.engine import Engine, build_engine
+from megatron_tlm.train.engine import Engine
 from megatron_tlm.train.log import RunLog, Scale, SilentLog, WritingLog
 from megatron_tlm.train.loop import Run, train_loop
 from megatron_tlm.train.metrics import peak_tflops, short
@@ -98,7 +99,7 @@ def _tokenizer(config: Config) -> Tokenizer | None:
 
 
 def _join(config: Config) -> None:
-    backend = config.parallel.distributed_backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    backend = choose_backend(config)
     timeout = timedelta(minutes=config.parallel.distributed_timeout_minutes)
     if "WORLD_SIZE" in os.environ:
         init_distributed(backend, timeout)
@@ -173,7 +174,7 @@ def _build_log(config: Config, prepared: Prepared, mesh: Mesh, progress: Progres
         return SilentLog()
     plan = prepared.plan
     batch = plan.micro_batches * config.training.micro_batch_size * plan.grid.data
-    known_peak = torch.cuda.is_available() and config.training.bf16
+    known_peak = choose_backend(config) == "nccl" and config.training.bf16
     scale = Scale(
         tokens_per_step=batch * plan.seq_length,
         samples_per_step=batch,

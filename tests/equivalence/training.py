@@ -21,7 +21,8 @@ from megatron_tlm.data.mock_dataset import MockDataset
 from megatron_tlm.model.init import init_stage
 from megatron_tlm.model.stage import Stage
 from megatron_tlm.plan.build import Plan, build_plan
-from megatron_tlm.train.engine import Engine, build_engine, mean_loss
+from megatron_tlm.train.build import build_engine
+from megatron_tlm.train.engine import Engine, mean_loss
 from megatron_tlm.train.optimizer import parameter_groups
 from megatron_tlm.train.quiet import prepare_deepspeed
 
@@ -31,7 +32,7 @@ STEPS = 5
 LEARNING_RATES = (1e-2, 8e-3, 6e-3, 4e-3, 2e-3)
 
 # Imported here, before ranks are forked: a first engine costs each process five seconds of imports otherwise.
-prepare_deepspeed()
+prepare_deepspeed(torch.device("cpu"))
 for late in (
     "deepspeed.runtime.zero.muon.muon_optimizer",
     "deepspeed.runtime.zero.stage3",
