@@ -10,6 +10,7 @@
 Shapes: B microbatch, S sequence, s = S / group size, D model width. The sequence is dim 1.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -42,13 +43,23 @@ def _all_reduce(x: Tensor, axis: AxisGroup, operation: dist.ReduceOp.RedOpType) 
     return result
 
 
-def _all_gather(x_BsD: Tensor, axis: AxisGroup) -> Tensor:
+def start_gather(x_BsD: Tensor, axis: AxisGroup) -> Callable[[], Tensor]:
+    """Begin to gather [B, s, D]; calling what is returned waits for [B, S, D]. Outside autograd."""
     batch, length, *rest = x_BsD.shape
     gathered = x_BsD.new_empty((axis.size * batch, length, *rest))
-    _all_gather_single(gathered, x_BsD.contiguous(), group=axis.connected())
-    # Ranks come first in the buffer; with one sample per microbatch they are already in sequence order, without a copy.
-    by_rank = gathered.view(axis.size, batch, length, *rest)
-    return by_rank.transpose(0, 1).reshape(batch, axis.size * length, *rest)
+    work = _all_gather_single(gathered, x_BsD.contiguous(), group=axis.connected(), async_op=True)
+
+    def finish() -> Tensor:
+        work.wait()
+        # Ranks come first in the buffer; with one sample a microbatch they lie in sequence order already, uncopied.
+        by_rank = gathered.view(axis.size, batch, length, *rest)
+        return by_rank.transpose(0, 1).reshape(batch, axis.size * length, *rest)
+
+    return finish
+
+
+def _all_gather(x_BsD: Tensor, axis: AxisGroup) -> Tensor:
+    return start_gather(x_BsD, axis)()
 
 
 def _reduce_scatter(x_BSD: Tensor, axis: AxisGroup) -> Tensor:

@@ -115,10 +115,12 @@ class Attention(ResidualBlock):
 
     def branch(self, x_BsD: Tensor, *, cache: KeyValueCache | None = None, position: int = 0, **state: Any) -> Tensor:
         """`position` is that of the first token; without a cache it must be the first key as well."""
-        x_BSD = self.placement.enter(x_BsD)
-        by_head = (*x_BSD.shape[:2], -1, self.head_width)
-        q_BSnH, k_BSkH = self.rotary(self.q(x_BSD).view(by_head), self.k(x_BSD).view(by_head), position)
-        q_BnSH, k_BkSH, v_BkSH = (x.transpose(1, 2) for x in (q_BSnH, k_BSkH, self.v(x_BSD).view(by_head)))
+        x_BSD, kept = self.placement.enter(x_BsD)
+        q_BSnH, k_BSkH, v_BSkH = (
+            project(x_BSD, kept=kept).unflatten(-1, (-1, self.head_width)) for project in (self.q, self.k, self.v)
+        )
+        q_BSnH, k_BSkH = self.rotary(q_BSnH, k_BSkH, position)
+        q_BnSH, k_BkSH, v_BkSH = q_BSnH.transpose(1, 2), k_BSkH.transpose(1, 2), v_BSkH.transpose(1, 2)
         if cache is not None:
             k_BkSH, v_BkSH = cache.write(k_BkSH, v_BkSH, position)
         if self.options.recompute == "selective" and self.training and torch.is_grad_enabled():

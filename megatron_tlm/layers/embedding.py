@@ -8,6 +8,7 @@ Shapes: B microbatch, S sequence, s this rank's share of it, D model width, V pa
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from megatron_tlm.layers.linear import column_product
 from megatron_tlm.layers.placement import Placement
 from megatron_tlm.plan.shards import local_width
 
@@ -43,4 +44,5 @@ class VocabularyOutput(nn.Module):
 
     def forward(self, h_BsD: Tensor) -> Tensor:
         """[B, s, D] -> [B, S, v]."""
-        return F.linear(self.placement.enter(h_BsD), self.weight)
+        h_BSD, kept = self.placement.enter(h_BsD)
+        return column_product(h_BSD, self.weight, kept)

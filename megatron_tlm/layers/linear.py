@@ -3,12 +3,42 @@
 Shapes: B microbatch, S sequence, s this rank's share of it, D model width, F inner width; f this rank's share of F.
 """
 
+from typing import Any
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron_tlm.comm.collectives import copy_to
-from megatron_tlm.layers.placement import Placement
+from megatron_tlm.layers.placement import GatheredAgain, Kept, Placement
 from megatron_tlm.plan.shards import local_width
+
+
+class _ShardKeepingLinear(torch.autograd.Function):
+    """y = x W^T that keeps x's sequence shard for backward; gathering it anew runs beside the input's gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BSD: Tensor, weight_fD: Tensor, shard_BsD: Tensor, again: GatheredAgain) -> Tensor:
+        again.expect_user()
+        ctx.again = again
+        ctx.save_for_backward(weight_fD, shard_BsD)
+        return F.linear(x_BSD, weight_fD)
+
+    @staticmethod
+    def backward(ctx: Any, grad_BSf: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        weight_fD, shard_BsD = ctx.saved_tensors
+        ctx.again.start(shard_BsD)
+        grad_BSD = grad_BSf @ weight_fD
+        grad_fD = grad_BSf.flatten(0, 1).T @ ctx.again.whole().flatten(0, 1)
+        return grad_BSD, grad_fD, None, None
+
+
+def column_product(x_BSD: Tensor, weight_fD: Tensor, kept: Kept | None) -> Tensor:
+    """[B, S, D], [f, D] -> [B, S, f]: this rank's columns of the product."""
+    if kept is None:
+        return F.linear(x_BSD, weight_fD)
+    product_BSf: Tensor = _ShardKeepingLinear.apply(x_BSD, weight_fD, *kept)  # type: ignore[no-untyped-call]
+    return product_BSf
 
 
 class ColumnLinear(nn.Module):
@@ -22,9 +52,9 @@ class ColumnLinear(nn.Module):
         local_size = local_width(out_size, placement.tensor.size, "column linear's output size")
         self.weight = placement.parameter((local_size, in_size), sharded=True)
 
-    def forward(self, x_BSD: Tensor) -> Tensor:
+    def forward(self, x_BSD: Tensor, *, kept: Kept | None = None) -> Tensor:
         """[B, S, D] -> [B, S, f]."""
-        return F.linear(x_BSD, self.weight)
+        return column_product(x_BSD, self.weight, kept)
 
 
 class RowLinear(nn.Module):
@@ -56,6 +86,7 @@ class ReplicatedLinear(nn.Module):
         self.rows = rows
         self.weight = placement.parameter((out_size, in_size), sharded=False)
 
-    def forward(self, x_BSD: Tensor) -> Tensor:
+    def forward(self, x_BSD: Tensor, *, kept: Kept | None = None) -> Tensor:
         """[B, S, D] -> [B, S, len(rows)]."""
-        return F.linear(x_BSD, copy_to(self.weight, self.placement.tensor)[self.rows.start : self.rows.stop])
+        weight = copy_to(self.weight, self.placement.tensor)[self.rows.start : self.rows.stop]
+        return column_product(x_BSD, weight, kept)

@@ -48,6 +48,6 @@ class SwiGLU(ResidualBlock):
         self.down = RowLinear(inner_width, width, placement)
 
     def branch(self, x_BsD: Tensor, **state: Any) -> Tensor:
-        x_BSD = self.placement.enter(x_BsD)
-        down_BsD: Tensor = self.down(swiglu(self.gate(x_BSD), self.up(x_BSD)))
+        x_BSD, kept = self.placement.enter(x_BsD)
+        down_BsD: Tensor = self.down(swiglu(self.gate(x_BSD, kept=kept), self.up(x_BSD, kept=kept)))
         return down_BsD
