@@ -112,7 +112,8 @@ LATER_MISTAKES = [
     ),
     (
         (*BASE, "--hidden-size", "64", "--num-attention-heads", "2", "--load", "two-layers"),
-        r"num_layers.* 2 .*4.*hidden_size.*",
+        r"two-layers/step-\d+ = a checkpoint of another model: num_layers = 2 \(not 4\), hidden_size = 128 \(not 64\), "
+        r"num_attention_heads = 4 \(not 2\), .*; give the saved sizes or load another checkpoint",
     ),
 ]
 
