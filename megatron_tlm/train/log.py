@@ -5,6 +5,7 @@ per evaluation (step, valid_loss, valid_ppl). A run that goes back to an older s
 """
 
 import json
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -189,7 +190,9 @@ class WritingLog:
 
     def _append(self, record: dict[str, Any]) -> None:
         if self._metrics is not None:
-            self._metrics.write(json.dumps(record) + "\n")
+            # JSON has no infinity, and a perplexity can be it.
+            finite = {key: value if value is None or math.isfinite(value) else None for key, value in record.items()}
+            self._metrics.write(json.dumps(finite) + "\n")
 
     def _write_scalars(self, step: int, samples: int, scalars: dict[str, float]) -> None:
         if self._board is not None:

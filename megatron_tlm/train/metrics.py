@@ -55,7 +55,7 @@ def measure(tokens: int, seconds: float, *, flops_per_token: int, num_devices: i
 
 def perplexity(loss: float) -> float:
     """exp(loss), infinite where that leaves the floats."""
-    return math.exp(loss) if loss < 700 else math.inf
+    return math.inf if loss >= 700 else math.exp(loss)
 
 
 def duration(seconds: float) -> str:

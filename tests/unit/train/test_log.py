@@ -1,0 +1,124 @@
+"""Console, metrics.jsonl and TensorBoard of a run, and what a step back takes away."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from megatron_tlm.config.schema import LoggingConfig
+from megatron_tlm.train.engine import StepResult
+from megatron_tlm.train.log import Scale, SilentLog, StepReport, WritingLog, take_back
+
+SCALE = Scale(
+    tokens_per_step=100,
+    samples_per_step=4,
+    flops_per_token=3_000_000,
+    num_devices=2,
+    peak_tflops=None,
+    train_steps=5,
+)
+
+
+def report(step: int, loss: float = 1.0) -> StepReport:
+    return StepReport(step, 4 * step, 100 * step, StepResult(loss, 0.5), 1e-3, 0.25)
+
+
+def write(folder: Path, first: int, last: int, scale: Scale = SCALE) -> None:
+    log = WritingLog(LoggingConfig(log_interval=2, log_dir=str(folder)), scale, first, "a: 1\n")
+    for step in range(first + 1, last + 1):
+        log.step(report(step, loss=float(step)))
+    log.evaluation(last, 4 * last, 0.5)
+    log.close()
+
+
+def test_a_line_tells_the_means_of_its_interval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, 0, 5)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == (
+        "iteration 4/5 | loss 3.5000 | ppl 33.12 | lr 1.000e-03 | grad norm 0.500 | 400 tokens/s | "
+        "0.0006 TFLOP/s per device | 250 ms/step | ETA 00:00:00"
+    )
+    assert [line.split(" | ")[0] for line in lines] == [
+        "iteration 2/5",
+        "iteration 4/5",
+        "iteration 5/5",
+        "validation at step 5",
+    ]
+
+
+def test_utilisation_is_told_where_the_peak_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known = Scale(100, 4, 3_000_000, 2, peak_tflops=0.0012, train_steps=5)
+    write(tmp_path, 0, 2, known)
+    assert " | MFU 50.0 % | " in capsys.readouterr().out
+
+
+def test_every_step_and_evaluation_is_an_object(tmp_path: Path) -> None:
+    write(tmp_path, 0, 3)
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == [1, 2, 3, 3]
+    assert records[1] == {
+        "step": 2,
+        "loss": 2.0,
+        "ppl": pytest.approx(7.389, rel=1e-3),
+        "grad_norm": 0.5,
+        "lr": 1e-3,
+        "samples": 8,
+        "tokens": 200,
+        "seconds": 0.25,
+        "tokens_per_second": 400.0,
+        "tflops_per_device": pytest.approx(0.0006),
+        "mfu": None,
+    }
+    assert records[3] == {"step": 3, "samples": 12, "valid_loss": 0.5, "valid_ppl": pytest.approx(1.6487, rel=1e-3)}
+    assert (tmp_path / "config.yaml").read_text() == "a: 1\n"
+    assert (tmp_path / "loss.png").stat().st_size > 0
+
+
+def test_a_run_that_goes_back_takes_back_the_later_lines(tmp_path: Path) -> None:
+    write(tmp_path, 0, 4)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "lo')
+    write(tmp_path, 2, 3)
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == [1, 2, 3, 3]
+
+
+def test_there_may_be_nothing_to_take_back(tmp_path: Path) -> None:
+    take_back(tmp_path / "metrics.jsonl", 3)
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_tensorboard_has_megatrons_scalars(tmp_path: Path) -> None:
+    write(tmp_path, 0, 2)
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    names = set(board.Tags()["scalars"])
+    megatron = {"lm loss", "learning-rate", "batch-size", "grad-norm", "world-size", "iteration-time", "throughput"}
+    assert megatron | {"lm loss validation", "lm loss validation ppl", "lm loss vs samples"} <= names
+    assert [(event.step, event.value) for event in board.Scalars("lm loss")] == [(1, 1.0), (2, 2.0)]
+    assert [event.step for event in board.Scalars("lm loss vs samples")] == [4, 8]
+
+
+def test_without_folders_only_the_console_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    log = WritingLog(LoggingConfig(), SCALE, 0, "")
+    log.step(report(1))
+    log.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_other_ranks_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    log = SilentLog()
+    log.say("x")
+    log.step(report(1))
+    log.evaluation(1, 4, 1.0)
+    log.close()
+    assert capsys.readouterr().out == ""
+
+
+def test_a_perplexity_beyond_the_floats_is_null(tmp_path: Path) -> None:
+    log = WritingLog(LoggingConfig(log_dir=str(tmp_path)), SCALE, 0, "")
+    log.step(report(1, loss=1e4))
+    log.close()
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["ppl"] is None
