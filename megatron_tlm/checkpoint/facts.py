@@ -1,7 +1,7 @@
 """What a run knows of itself at a step, beside its tensors."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from megatron_tlm.checkpoint.fields import Field
@@ -72,19 +72,22 @@ def facts_from_json(record: Mapping[str, Field]) -> Facts:
         config=record["config"].value,
         grid=grid,
         zero_stage=layout["zero"].integer(0, 3),
-        stages=_stages_from_json(record["stages"], grid.pipe, 2 * shape.num_layers + 2),
+        stages=_stages_from_json(record["stages"], grid.pipe, shape.num_units),
         extra={name: given.scalar() for name, given in record["extra"].object().items()},
     )
 
 
 def _shape_from_json(given: Field) -> ModelShape:
     members = given.object()
+    declared: dict[str, Any] = {item.name: item.type for item in fields(ModelShape)}
+    kinds = {bool: bool, float: int | float, str: str}
     for name, member in members.items():
+        kind = declared.get(name, int)
         if name == "widths":
             member.integers(1)
-        elif name not in ("tied_embeddings", "rotary_base", "norm_epsilon", "mixer"):
+        elif kind is int:
             member.integer(1)
-        elif name != "mixer" and not isinstance(member.value, bool if name == "tied_embeddings" else int | float):
+        elif not isinstance(member.value, kinds[kind]) or (kind is float and isinstance(member.value, bool)):
             member.refuse("is of the wrong type")
     try:
         return ModelShape.from_json({name: member.value for name, member in members.items()})

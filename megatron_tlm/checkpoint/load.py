@@ -129,6 +129,9 @@ class Reader:
     def __init__(self, path: Path, *, open_files: int = 64) -> None:
         self.path = Path(path)
         self.manifest = check_complete(self.path)
+        self._roles: dict[str, tuple[str, ...]] = {}
+        for name, role in self.manifest.tensors:
+            self._roles[name] = (*self._roles.get(name, ()), role)
         self._open_files = open_files
         self._files: OrderedDict[str, TensorFile] = OrderedDict()
         self._lock = threading.Lock()
@@ -149,7 +152,7 @@ class Reader:
 
     def roles(self, name: str) -> tuple[str, ...]:
         """The roles saved for a tensor; empty for a name that is not there."""
-        return tuple(role for other, role in self.manifest.tensors if other == name)
+        return self._roles.get(name, ())
 
     def record(self, name: str, role: str) -> TensorRecord:
         """Dtype, global shape and pieces; CheckpointError for a tensor that was not saved."""

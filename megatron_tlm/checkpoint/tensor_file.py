@@ -38,6 +38,8 @@ DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
 }
 _WORTH_A_THREAD_BYTES = 1 << 16
+# Larger writes make the kernel look for large runs of free pages: measured on ext4, 2 to 6 times slower with 4 MB.
+_WRITE_BYTES = 1 << 18
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
@@ -186,7 +188,7 @@ class TensorFileWriter:
 
     def _write(self, rest: memoryview) -> None:
         while rest:
-            rest = rest[self._file.write(rest) :]
+            rest = rest[self._file.write(rest[:_WRITE_BYTES]) :]
 
 
 def tensor_bytes(block: torch.Tensor) -> memoryview:
