@@ -1,55 +1,71 @@
-"""What each unit costs: FLOPs, parameters, activation bytes.
+"""What each unit costs: FLOPs, work, parameters, bytes.
 
-FLOPs count matrix products, two per multiply-add, as torch's FlopCounterMode does: attention scores over all S keys
-(a causal kernel skips half of them, the count does not), padded vocabulary columns included, norms and other
-element-wise work left out. Backward is twice forward: the gradient of the input and of the weight.
+`flops` count matrix products over all tensor ranks, two per multiply-add: attention scores over all S keys (a causal
+kernel skips half of them, this count does not), padded vocabulary columns included, norms and other element-wise work
+left out; backward is twice forward. That is the convention in which models are compared.
+
+`Work` is what one rank really computes, and what time follows: only the scores that a causal kernel needs, flash
+attention's backward, which computes the scores again (5 products for 2), and what recomputation repeats.
 
 Legend: D residual width, N query heads, K key/value heads, H head width, F MLP width, S sequence, V padded
-vocabulary, t tensor degree.
+vocabulary, t tensor degree; lower case = one tensor rank's share.
 """
 
 from dataclasses import dataclass
 
+from megatron_tlm.plan.activations import attention_sizes, kept_bytes, working_bytes
 from megatron_tlm.plan.shape import ModelShape
 from megatron_tlm.plan.units import Unit
+from megatron_tlm.plan.workload import Workload
+
+__all__ = ["UnitCost", "Work", "Workload", "forward_flops", "tensor_traffic", "unit_cost", "unit_work"]
 
 BACKWARD_OVER_FORWARD = 2
 
 
 @dataclass(frozen=True)
-class Workload:
-    """What a micro-batch brings to a unit on one rank: samples, tokens per sample, bytes per element, sharing."""
+class Work:
+    """FLOPs per token on one tensor rank: forward, and backward with whatever is recomputed."""
 
-    seq_length: int
-    micro_batch_size: int
-    padded_vocab_size: int
-    element_bytes: int = 4
-    tensor_degree: int = 1
-    sequence_parallel: bool = False
-    recompute: str | None = None
-
-    @property
-    def tokens(self) -> int:
-        return self.micro_batch_size * self.seq_length
+    forward: int
+    backward: int
 
 
 @dataclass(frozen=True)
 class UnitCost:
-    """`flops` per token, forward and backward, over all tensor ranks; `parameters` in all;
-    `activation_bytes` kept for the backward of one micro-batch on one tensor rank."""
+    """`flops` per token, forward and backward, over all tensor ranks; `parameters` in all.
+
+    On one tensor rank: `activation_bytes` kept for the backward of one micro-batch, `working_bytes` more while the
+    unit runs, `forward_work` and `backward_work` in FLOPs per token.
+    """
 
     flops: int
     parameters: int
     activation_bytes: int
+    working_bytes: int = 0
+    forward_work: int = 0
+    backward_work: int = 0
+
+    @property
+    def forward_flops(self) -> int:
+        return self.flops // (1 + BACKWARD_OVER_FORWARD)
+
+    @property
+    def backward_flops(self) -> int:
+        return self.flops - self.forward_flops
 
 
 def unit_cost(unit: Unit, shape: ModelShape, workload: Workload) -> UnitCost:
     """The cost of one unit under a workload."""
     forward = forward_flops(unit, shape, workload.seq_length, workload.padded_vocab_size)
+    work = unit_work(unit, shape, workload)
     return UnitCost(
         flops=forward * (1 + BACKWARD_OVER_FORWARD),
         parameters=unit.num_parameters,
-        activation_bytes=activation_bytes(unit, shape, workload),
+        activation_bytes=kept_bytes(unit, shape, workload),
+        working_bytes=working_bytes(unit, shape, workload),
+        forward_work=work.forward,
+        backward_work=work.backward,
     )
 
 
@@ -69,27 +85,43 @@ def forward_flops(unit: Unit, shape: ModelShape, seq_length: int, padded_vocab_s
             return 2 * width * padded_vocab_size
 
 
-def activation_bytes(unit: Unit, shape: ModelShape, workload: Workload) -> int:
-    """Bytes that autograd keeps for one micro-batch on one tensor rank.
+def unit_work(unit: Unit, shape: ModelShape, workload: Workload) -> Work:
+    """What one tensor rank computes of a unit per token."""
+    width, tensor = shape.hidden_size, workload.tensor_degree
+    again = workload.recompute
+    match unit.kind:
+        case "embedding":
+            return Work(0, 0)
+        case "mixer":
+            queries, keys = attention_sizes(shape, tensor)
+            products = 2 * width * (2 * queries + 2 * keys)
+            # A query sees (S + 1) / 2 keys on average; scores and values are one product each.
+            core = 2 * (workload.seq_length + 1) * queries
+            repeated = {"full": products + core, "selective": core}.get(again or "", 0)
+            return Work(products + core, 2 * products + core * 5 // 2 + repeated)
+        case "mlp":
+            products = 6 * width * (unit.width or 0) // tensor
+            return Work(products, (3 if again == "full" else 2) * products)
+        case "head":
+            products = 2 * width * workload.padded_vocab_size // tensor
+            return Work(products, 2 * products)
 
-    The residual stream is split over the tensor ranks under sequence parallelism, what lies between a column and a
-    row layer always is. Full recompute keeps a unit's input alone, selective recompute all but the attention core.
+
+def tensor_traffic(unit: Unit, shape: ModelShape, workload: Workload) -> int:
+    """Bytes that one tensor rank sends for a unit and a micro-batch, forward, backward and recomputed forward.
+
+    A ring all-reduce, or an all-gather and a reduce-scatter under sequence parallelism, moves 2 (t - 1) / t of the
+    residual stream; a block has one forward and one backward. The head has half of that, its loss a few numbers.
     """
     tensor = workload.tensor_degree
-    residual = shape.hidden_size // (tensor if workload.sequence_parallel else 1)
+    if tensor == 1:
+        return 0
+    stream = workload.tokens * shape.hidden_size * workload.element_bytes
+    around = 2 * stream * (tensor - 1) // tensor
     if unit.kind == "embedding":
-        return workload.tokens * 8
-    if workload.recompute == "full" and unit.kind != "head":
-        return workload.tokens * residual * workload.element_bytes
-    match unit.kind:
-        case "mixer":
-            heads = 2 * shape.query_size + 2 * max(shape.key_size, tensor * shape.kv_channels)
-            kept = residual + shape.hidden_size + heads // tensor
-            extra = 0 if workload.recompute == "selective" else 4 * shape.num_attention_heads // tensor
-        case "mlp":
-            kept = residual + shape.hidden_size + 4 * (unit.width or 0) // tensor
-            extra = 0
-        case _:
-            kept = residual + shape.hidden_size
-            extra = 4 * workload.padded_vocab_size // tensor
-    return workload.tokens * (kept * workload.element_bytes + extra)
+        return around // 2 if workload.sequence_parallel else around
+    if unit.kind == "head":
+        statistics = 3 * 4 * workload.tokens
+        gathered = around // 2 if workload.sequence_parallel else 0
+        return gathered + (around // 2 if workload.sequence_parallel else around) + statistics
+    return around * (3 if workload.recompute == "full" else 2)
