@@ -17,6 +17,7 @@ from tests.equivalence.training import (
     engine_run,
     gather_tensors,
     plain_run,
+    show,
     tiny,
 )
 from tests.ranks import run_ranks
@@ -73,12 +74,6 @@ def reference(model: tuple[tuple[str, Any], ...]) -> Trained:
 
 def model_of(changes: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
     return tuple((key, changes[key]) for key in MODEL_KEYS if key in changes)
-
-
-def show(case: Any) -> str:
-    if isinstance(case, int):
-        return f"{case}ranks"
-    return "-".join(f"{key.split('_')[0]}={value}" for key, value in case.items()) or "default"
 
 
 def assert_same_run(found: Trained, wanted: Trained) -> None:

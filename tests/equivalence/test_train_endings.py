@@ -14,6 +14,7 @@ from megatron_tlm.checkpoint.load import Reader, find
 from megatron_tlm.config.schema import Config
 from megatron_tlm.train.zero import ZeroEngine
 from tests.equivalence.launching import Launch, launch, losses_of, metrics_of, run_config
+from tests.equivalence.training import show
 
 GRID = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
 
@@ -98,7 +99,7 @@ def test_a_run_that_is_finished_has_nothing_to_do(tmp_path: Path) -> None:
     assert len(losses_of(first)) == 10
 
 
-@pytest.mark.parametrize(("ranks", "changes"), [(2, {"zero_stage": 0}), (2, {"zero_stage": 1}), (4, GRID)], ids=str)
+@pytest.mark.parametrize(("ranks", "changes"), [(2, {"zero_stage": 0}), (2, {"zero_stage": 1}), (4, GRID)], ids=show)
 def test_a_loss_that_is_no_number_ends_every_rank(ranks: int, changes: dict[str, Any], tmp_path: Path) -> None:
     config = run_config(tmp_path, save_interval=1, **changes)
     config = replace(config, optimizer=replace(config.optimizer, lr=1e38, lr_warmup_init=1e-3))

@@ -10,6 +10,7 @@ import torch
 from megatron_tlm.checkpoint.load import Reader, find
 from megatron_tlm.config.schema import Config
 from tests.equivalence.launching import assert_equal_bits, launch, losses_of, metrics_of, run_config, tensors_of
+from tests.equivalence.training import show
 
 ZERO, TENSOR, PIPE = "zero_stage", "tensor_model_parallel_size", "pipeline_model_parallel_size"
 DROPOUT = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
@@ -35,7 +36,7 @@ def continued(config: Config, folder: Path, **changes: Any) -> Config:
     return replace(wanted, training=replace(wanted.training, exit_interval=None))
 
 
-@pytest.mark.parametrize(("ranks", "changes"), LAYOUTS, ids=str)
+@pytest.mark.parametrize(("ranks", "changes"), LAYOUTS, ids=show)
 def test_a_resumed_run_equals_one_that_never_stopped(ranks: int, changes: dict[str, Any], tmp_path: Path) -> None:
     whole = run_config(tmp_path / "whole", **changes)
     half = run_config(tmp_path / "half", exit_interval=5, **changes)
@@ -69,7 +70,7 @@ def five_steps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, list[f
         (3, {PIPE: 3}),
         (4, {PIPE: 2, ZERO: 0}),
     ],
-    ids=str,
+    ids=show,
 )
 def test_another_layout_continues_the_same_run(
     five_steps: tuple[Config, list[float]], ranks: int, changes: dict[str, Any], tmp_path: Path

@@ -4,6 +4,7 @@ Everything is compared by global name, so a layout cannot hide a shard in the wr
 """
 
 import contextlib
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -41,6 +42,9 @@ for late in (
     "torch._dynamo",
 ):
     import_module(late)
+# DeepSpeed collects garbage while it starts; in a forked rank that would copy and walk every page of the parent.
+gc.collect()
+gc.freeze()
 
 from megatron_tlm.train.state import state_pieces  # noqa: E402
 
@@ -53,6 +57,13 @@ class Trained:
     norms: list[float]
     tensors: dict[tuple[str, str], Tensor]
     valid_loss: float
+
+
+def show(case: Any) -> str:
+    """A test case's name: `4ranks`, `tensor=2-pipeline=2`."""
+    if isinstance(case, int):
+        return f"{case}ranks"
+    return "-".join(f"{key.split('_')[0]}={value}" for key, value in case.items()) or "default"
 
 
 def tiny(**changes: Any) -> Config:

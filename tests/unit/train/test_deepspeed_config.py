@@ -56,7 +56,7 @@ def test_a_users_json_adds_and_tunes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        ({"zero_optimization": {"stage": 2}}, r"ds.json: zero_optimization.stage = 2 contradicts parallel.zero_stage ="),
+        ({"zero_optimization": {"stage": 2}}, r"ds.json: zero_optimization.stage = 2 contradicts .*zero_stage = 1"),
         ({"gradient_clipping": 3.0}, r"gradient_clipping = 3.0 contradicts optimizer.clip_grad = 1.0"),
         ({"bf16": {"enabled": True}}, r"bf16.enabled = true contradicts training.bf16 = false"),
         ({"bfloat16": {"enabled": True}}, r"bf16.enabled = true contradicts training.bf16 = false"),
