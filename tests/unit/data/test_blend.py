@@ -48,13 +48,20 @@ def test_sizes_have_megatrons_surplus() -> None:
     assert blend.sizes(1000) == (704, 302)
 
 
-# Dataset of each of the first 20 samples at weights 3, 1.5, 10, from megatron-core 0.16.1.
-GOLDEN_ORDER = [2, 0, 2, 1, 2, 2, 0, 2, 2, 2, 0, 2, 2, 1, 2, 2, 0, 2, 2, 2]
+# Weights -> dataset of each of the first samples, from megatron-core 0.16.1; the latter two are full of ties.
+GOLDEN_ORDERS = {
+    (3, 1.5, 10): [2, 0, 2, 1, 2, 2, 0, 2, 2, 2, 0, 2, 2, 1, 2, 2, 0, 2, 2, 2],
+    (1, 1, 1): [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2],
+    (2, 1, 1): [0, 1, 2, 0, 0, 1, 2, 0, 0, 1, 2, 0],
+}
 
 
-def test_the_order_is_megatrons() -> None:
-    dataset = BlendedDataset(mocks(3), parse_blend(["3", "a", "1.5", "b", "10", "c"]).weights or (), 20)
-    assert [dataset.source(i)[0] for i in range(20)] == GOLDEN_ORDER
+@pytest.mark.parametrize("weights", GOLDEN_ORDERS)
+def test_the_order_is_megatrons(weights: tuple[float, ...]) -> None:
+    order = GOLDEN_ORDERS[weights]
+    words = [word for weight, prefix in zip(weights, "abc", strict=True) for word in (str(weight), prefix)]
+    dataset = BlendedDataset(mocks(3), parse_blend(words).weights or (), len(order))
+    assert [dataset.source(i)[0] for i in range(len(order))] == order
 
 
 @settings(max_examples=30)
