@@ -23,11 +23,11 @@ MODEL = ModelConfig(
 UNITS = {"embedding": 0, "mixer": 1, "mlp": 2, "head": -1}
 
 
-def config(recompute=None, bf16=False, micro_batch_size=4, **model):
+def config(recompute=None, bf16=False, **model):
     return Config(
         model=replace(MODEL, **model),
         parallel=ParallelConfig(recompute_granularity=recompute),
-        training=TrainingConfig(micro_batch_size=micro_batch_size, bf16=bf16),
+        training=TrainingConfig(micro_batch_size=4, bf16=bf16),
     )
 
 
@@ -44,17 +44,11 @@ def test_kept_bytes_are_what_autograd_saves(kind, recompute, bf16):
 
 @pytest.mark.parametrize("kind", UNITS)
 @pytest.mark.parametrize(
-    ("recompute", "bf16", "model"),
-    [
-        (None, False, {}),
-        ("full", False, {"num_query_groups": 4, "hidden_size": 128}),
-        (None, True, {"ffn_hidden_size": 512}),
-        ("full", True, {}),
-    ],
+    ("recompute", "model"), [(None, {}), ("full", {"num_query_groups": 4, "hidden_size": 128}), ("selective", {})]
 )
-def test_peak_of_a_unit_is_within_a_tenth(kind, recompute, bf16, model):
-    # Flash attention on the CPU makes about a byte per sample and pair of positions: many short samples make it little.
-    asked = config(recompute, bf16, micro_batch_size=64, seq_length=32, **model)
+def test_peak_of_a_unit_is_within_a_tenth(kind, recompute, model):
+    # In float32: this CPU's bfloat16 products and attention make buffers of their own, which a GPU does not have.
+    asked = config(recompute, seq_length=256, **model)
     plan = build_plan(asked, 1000)
     run = UnitRun(plan, UNITS[kind] % len(plan.units), asked)
     run.forward_backward()
