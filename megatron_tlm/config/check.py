@@ -14,6 +14,7 @@ def check(config: Config, world_size: int) -> int:
     degree = data_degree(config, world_size)
     _check_batch(config, degree)
     _check_parallel(config)
+    _check_architecture(config)
     return degree
 
 
@@ -77,6 +78,15 @@ def _check_parallel(config: Config) -> None:
         raise ConfigError(
             f"model.seq_length = {length} is not a multiple of tensor_model_parallel_size = {tensor}, which "
             f"sequence_parallel splits it over; give {works}, or leave --sequence-parallel out"
+        )
+
+
+def _check_architecture(config: Config) -> None:
+    dropout = config.model.attention_dropout
+    if config.architecture.mixer == "titans_lmm" and dropout:
+        raise ConfigError(
+            f"model.attention_dropout = {dropout:g} finds no attention in architecture.mixer = titans_lmm; "
+            "give 0, or use --hidden-dropout"
         )
 
 

@@ -14,6 +14,7 @@ from megatron_tlm.errors import ConfigError
 
 _TITLES = {
     "model": "model: sizes",
+    "architecture": "architecture: token mixer and continuum memory",
     "taper": "taper: MLP width over depth",
     "parallel": "parallel: layout over ranks",
     "training": "training: batches, length, precision",
@@ -22,7 +23,7 @@ _TITLES = {
     "checkpoint": "checkpoint: save and continue",
     "logging": "logging",
 }
-_METAVARS = {int: "N", float: "X", str: "TEXT", tuple[str, ...]: "TEXT"}
+_METAVARS = {int: "N", float: "X", str: "TEXT", tuple[str, ...]: "TEXT", tuple[int, ...]: "N"}
 NOTES = """\
 notes:
   A flag outweighs --config, which outweighs --preset. A YAML has the groups above as sections and the flags as keys,

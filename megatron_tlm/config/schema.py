@@ -8,6 +8,7 @@ become hyphens). `None` means "derive it", and the text says from what. Rules th
 from dataclasses import Field, dataclass, fields
 from typing import Any, Literal
 
+from megatron_tlm.config.architecture import ArchitectureConfig
 from megatron_tlm.config.field import at_least, below_one, option, required
 from megatron_tlm.errors import ConfigError
 
@@ -267,6 +268,7 @@ class Config:
     """A whole run."""
 
     model: ModelConfig
+    architecture: ArchitectureConfig = ArchitectureConfig()
     taper: TaperConfig = TaperConfig()
     parallel: ParallelConfig = ParallelConfig()
     training: TrainingConfig = TrainingConfig()

@@ -39,6 +39,11 @@ def is_list(declared: Any) -> bool:
     return get_origin(base_type(declared)) is tuple
 
 
+def item_type(declared: Any) -> Any:
+    """What a list holds."""
+    return get_args(base_type(declared))[0]
+
+
 def choices(declared: Any) -> tuple[str, ...]:
     """The names that a Literal allows; empty for every other type."""
     base = base_type(declared)
@@ -54,7 +59,7 @@ def from_yaml(value: Any, declared: Any, address: str) -> Any:
     if base_type(declared) is float and isinstance(value, str):
         value = _float_or_text(value)
     if is_list(declared):
-        value = _words(value)
+        value = _words(value) if item_type(declared) is str else _items(value)
     return _validate(value, declared, address, given, strict=True)
 
 
@@ -90,6 +95,8 @@ def _complaint(given: Any, declared: Any) -> str:
         return "is not a finite number; write one such as 0.1 or 3e-4"
     if base is str:
         return "is not text; put it in quotes"
+    if is_list(declared) and item_type(declared) is int:
+        return "is not a list of integers; write them in [ , ] or separated by spaces, such as 1 2 32"
     return "is not a list of texts; write them in [ , ] or separated by spaces"
 
 
@@ -105,6 +112,13 @@ def _float_or_text(text: str) -> float | str:
     except ValueError:
         return text
     return number if abs(number) < float("inf") else text
+
+
+def _items(value: Any) -> Any:
+    """A list as it stands, or one number that stands for a list of one."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return (value,)
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _words(value: Any) -> Any:

@@ -1,11 +1,11 @@
 """The parameter table: every tensor of the model by global name, global shape and the dim it is split along."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from megatron_tlm.plan.shape import ModelShape
 
-InitialValue = Literal["normal", "output", "ones"]
+InitialValue = Literal["normal", "output", "ones", "constant", "gaussian", "uniform"]
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,10 @@ class ParameterSpec:
 
     `split_dim` is cut into `parts` indivisible pieces (heads, columns, vocabulary rows), which the tensor ranks share
     evenly; None is replicated. A `replicable` tensor (keys and values of few heads) is replicated whole once there
-    are more ranks than parts. `init` "output" is "normal" over sqrt(2 L): what writes into the residual stream.
+    are more ranks than parts. `init` "output" is "normal" over the root of the number of residual branches (2 L):
+    what writes into the residual stream. `init_scale` is the value of a "constant", the standard deviation of a
+    "gaussian", the bound of a "uniform" one. `level` is that of a continuum memory, 0 for everything else: parameters
+    of one level are updated together, perhaps not at every step (`train.optimizer`).
     """
 
     name: str
@@ -24,7 +27,9 @@ class ParameterSpec:
     replicable: bool = False
     padded: bool = False
     init: InitialValue = "normal"
+    init_scale: float = 1.0
     decay: bool = True
+    level: int = 0
 
     @property
     def size(self) -> int:
@@ -48,28 +53,18 @@ def embedding_parameters(shape: ModelShape) -> tuple[ParameterSpec, ...]:
     return (ParameterSpec("embedding.weight", rows, split_dim=0, parts=shape.vocab_size, padded=True),)
 
 
-def mixer_parameters(shape: ModelShape, layer: int) -> tuple[ParameterSpec, ...]:
-    """Grouped-query attention: q [N*H, D], k and v [K*H, D], o [D, N*H], split by whole heads."""
-    prefix, width = f"layers.{layer}.mixer", shape.hidden_size
-    heads, groups = shape.num_attention_heads, shape.num_query_groups
-    return (
-        norm_parameter(f"{prefix}.norm.weight", width),
-        ParameterSpec(f"{prefix}.q.weight", (shape.query_size, width), split_dim=0, parts=heads),
-        ParameterSpec(f"{prefix}.k.weight", (shape.key_size, width), split_dim=0, parts=groups, replicable=True),
-        ParameterSpec(f"{prefix}.v.weight", (shape.key_size, width), split_dim=0, parts=groups, replicable=True),
-        ParameterSpec(f"{prefix}.o.weight", (width, shape.query_size), split_dim=1, parts=heads, init="output"),
-    )
-
-
-def mlp_parameters(shape: ModelShape, layer: int) -> tuple[ParameterSpec, ...]:
-    """SwiGLU of this layer's own width F: gate and up [F, D], down [D, F]."""
+def mlp_parameters(shape: ModelShape, layer: int, level: int | None = None) -> tuple[ParameterSpec, ...]:
+    """SwiGLU of this layer's own width F: gate and up [F, D], down [D, F]; or one level of a continuum memory."""
     prefix, width, inner = f"layers.{layer}.mlp", shape.hidden_size, shape.widths[layer]
-    return (
+    if level is not None:
+        prefix, inner = f"{prefix}.{level}", shape.level_width(layer, level)
+    specs = (
         norm_parameter(f"{prefix}.norm.weight", width),
         ParameterSpec(f"{prefix}.gate.weight", (inner, width), split_dim=0, parts=inner),
         ParameterSpec(f"{prefix}.up.weight", (inner, width), split_dim=0, parts=inner),
         ParameterSpec(f"{prefix}.down.weight", (width, inner), split_dim=1, parts=inner, init="output"),
     )
+    return tuple(replace(spec, level=(level or 0) + 1) for spec in specs) if level is not None else specs
 
 
 def head_parameters(shape: ModelShape) -> tuple[ParameterSpec, ...]:

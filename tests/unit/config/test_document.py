@@ -66,7 +66,7 @@ def test_settings_know_their_line() -> None:
         ("optimizer: {num_layers: 4}", r"optimizer.num_layers is not a key of optimizer; .* belongs under model:"),
         ("num_layers: 4", r"run.yaml:1: num_layers is not a section; that key belongs under model:"),
         ("modle: {num_layers: 4}", r"run.yaml:1: modle is not a section; did you mean model\?"),
-        ("zzz: 1", r"zzz is not a section; there are model, taper, parallel"),
+        ("zzz: 1", r"zzz is not a section; there are model, architecture, taper"),
         (
             "model:\n  num_layers: 4\n  num_layers: 5",
             r"run.yaml:3: num_layers appears twice, first in line 2; keep",
