@@ -90,6 +90,7 @@ _SETTLED = {
     "random state follows from seed and step, none is stored": "--no-save-rng --no-load-rng",
     "every checkpoint loads in any layout": "--universal-checkpoint --auto-detect-ckpt-format",
     "a `load` without checkpoint ends the run": "--exit-on-missing-checkpoint",
+    "SIGTERM and SIGINT save and stop": "--exit-signal-handler",
     "every loss is the mean over its tokens": "--calculate-per-token-loss",
     "throughput, perplexity and learning rate are always logged": """
         --log-throughput --log-progress --log-validation-ppl-to-tensorboard --log-learning-rate-to-tensorboard
@@ -146,7 +147,7 @@ _REFUSED = {
     """,
     "widths follow a schedule; give --taper-schedule, --taper-start, --taper-end": "--heterogeneous-layers-config-path",
     "the batch size is fixed; give --global-batch-size": "--rampup-batch-size --step-batch-size-schedule",
-    "runs stop by steps; give --exit-interval": "--exit-duration-in-mins --exit-signal-handler",
+    "runs stop by steps; give --exit-interval": "--exit-duration-in-mins",
     "a run trains; evaluate with `megatron-tlm evaluate --load DIR --data-path PREFIX`": "--skip-train",
     "every step is taken; leave it out": "--iterations-to-skip",
     "a blend stands on the command line or in the YAML; give --data-path": "--data-args-path",

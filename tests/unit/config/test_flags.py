@@ -31,7 +31,7 @@ MEGATRON = """
     --log-interval 1 --eval-iters 32 --eval-interval 100 --save-interval 1000 --log-throughput --log-params-norm
     --ckpt-format torch_dist --distributed-timeout-minutes 60 --distributed-backend nccl --save ckpt --load ckpt
     --tensorboard-dir tb --tensorboard-log-interval 1 --wandb-project llama --local-rank 0 --seed 1234
-    --override-opt_param-scheduler --no-load-rng --exit-interval 5000
+    --override-opt_param-scheduler --no-load-rng --exit-interval 5000 --exit-signal-handler
 """
 MEGATRON_DEEPSPEED = """
     --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --num-layers 24 --hidden-size 2048
