@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron_tlm.plan.pieces import Pieces, Pipeline
+from megatron_tlm.plan.pieces import Pieces, Pipeline, Spans
 
 UNREACHED = np.int64(2**62)  # stands for "no such cut"
 
@@ -105,12 +105,16 @@ class Tables:
         self.time: list[NDArray[np.int64]] = []
         self.memory: list[NDArray[np.int64]] = []
         self.update = np.zeros_like(self.stop) if slowest_stage else _between(pieces.update, self.stop)
-        working = _running_maximum(pieces.working, width)
         loads = _Loads(pieces, self.stop)
-        static, kept = _between(pieces.static, self.stop) + working, _between(pieces.kept, self.stop)
+        spans = Spans(
+            _between(pieces.static, self.stop),
+            _between(pieces.kept, self.stop),
+            _running_maximum(pieces.at_work, width) - pieces.kept[: self.count, None],
+            _between(pieces.parameters, self.stop),
+        )
         for stage in range(pipeline.num_stages):
             time = loads.forward + loads.backward if slowest_stage else _stage_bound(loads, pipeline, stage)
-            bytes_ = static + pipeline.held(stage) * kept + pipeline.border_bytes(stage)
+            bytes_ = pieces.peaks(stage, spans, pipeline)
             if pipeline.memory_limit is not None:
                 time = np.where(bytes_ > pipeline.memory_limit, UNREACHED, time)
             self.time.append(np.where(beyond, UNREACHED, time))

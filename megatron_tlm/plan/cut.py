@@ -91,9 +91,7 @@ def _filled(table: Pieces, pipeline: Pipeline, peak: int) -> list[int] | None:
     borders = [0]
     for stage in range(pipeline.num_stages):
         first, latest = borders[-1], len(table) - (pipeline.num_stages - stage - 1)
-        static, kept = (sums[first + 1 : latest + 1] - sums[first] for sums in (table.static, table.kept))
-        working = np.maximum.accumulate(table.working[first:latest])
-        used = static + pipeline.held(stage) * kept + working + pipeline.border_bytes(stage)
+        used = table.peaks(stage, table.spans_from(first, latest), pipeline)
         borders.append(first + int(np.searchsorted(used, peak, side="right")))
         if borders[-1] == first:
             return None

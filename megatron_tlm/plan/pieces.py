@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,8 @@ class Piece:
     """One indivisible run of units on one rank.
 
     `forward` and `backward` are ticks per micro-batch, `reduce` and `update` ticks per step; `static_bytes` are there
-    all the time, `kept_bytes` from a micro-batch's forward to its backward, `working_bytes` only while it runs.
+    all the time, `kept_bytes` from a micro-batch's forward to its backward, `working_bytes` only while it runs;
+    `parameters` are those of one rank.
     """
 
     forward: int
@@ -30,6 +32,19 @@ class Piece:
     static_bytes: int = 0
     kept_bytes: int = 0
     working_bytes: int = 0
+    parameters: int = 0
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """Communication buffers of a stage with n parameters, B = min(n, `limit`): `running` B + `running_constant` bytes
+    beside the activations, `after` B + `after_constant` once those are gone."""
+
+    limit: int = 0
+    running: int = 0
+    running_constant: int = 0
+    after: int = 0
+    after_constant: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,6 +61,7 @@ class Pipeline:
     tied: int = 0
     message_bytes: int = 0
     memory_limit: int | None = None
+    buffers: Buffers = Buffers()
 
     def held(self, stage: int) -> int:
         """Micro-batches in flight on a stage."""
@@ -56,6 +72,15 @@ class Pipeline:
         in flight, and one buffer to receive into per neighbour."""
         neighbours = (stage > 0) + (stage < self.num_stages - 1)
         return self.message_bytes * neighbours * (self.held(stage) + 1)
+
+
+class Spans(NamedTuple):
+    """Bytes and parameters of runs of pieces; `at_work` is one micro-batch's share at the fullest moment."""
+
+    static: NDArray[np.int64]
+    kept: NDArray[np.int64]
+    at_work: NDArray[np.int64]
+    parameters: NDArray[np.int64]
 
 
 class Pieces:
@@ -69,7 +94,8 @@ class Pieces:
                         f"pieces[{index}].{name} = {value} is no whole number from 0 on; give ticks or bytes"
                     )
         self.all = tuple(pieces)
-        self.working = self._column("working_bytes")
+        # Backward runs from the last piece to the first: when one is at work, those after it are done.
+        self.at_work = self.kept[1:] + self._column("working_bytes")
 
     def __len__(self) -> int:
         return len(self.all)
@@ -116,10 +142,31 @@ class Pieces:
             self.stage_ticks(borders), pipeline.micro_batches, message=pipeline.message, tied=pipeline.tied
         )
 
+    @cached_property
+    def parameters(self) -> NDArray[np.int64]:
+        return self._sums("parameters")
+
+    def peaks(self, stage: int, spans: "Spans", pipeline: Pipeline) -> NDArray[np.int64]:
+        """Peak memory of a stage for each of many spans of pieces: all micro-batches in flight, one of them at work."""
+        buffers = pipeline.buffers
+        bucket = np.minimum(spans.parameters, buffers.limit)
+        running = (pipeline.held(stage) - 1) * spans.kept + spans.at_work + pipeline.border_bytes(stage)
+        running += buffers.running * bucket + buffers.running_constant
+        after = buffers.after * bucket + buffers.after_constant
+        peaks: NDArray[np.int64] = spans.static + np.maximum(running, after)
+        return peaks
+
+    def spans_from(self, first: int, latest: int) -> "Spans":
+        """The pieces from `first` up to each of first + 1 .. latest."""
+        static, kept, parameters = (
+            sums[first + 1 : latest + 1] - sums[first] for sums in (self.static, self.kept, self.parameters)
+        )
+        at_work = np.maximum.accumulate(self.at_work[first:latest]) - self.kept[first]
+        return Spans(static, kept, at_work, parameters)
+
     def stage_bytes(self, stage: int, first: int, stop: int, pipeline: Pipeline) -> int:
-        """Peak memory of a stage that owns the pieces first..stop-1: all in flight, the largest one running."""
-        static, kept = (int(sums[stop] - sums[first]) for sums in (self.static, self.kept))
-        return static + pipeline.held(stage) * kept + int(self.working[first:stop].max()) + pipeline.border_bytes(stage)
+        """Peak memory of a stage that owns the pieces first .. stop - 1."""
+        return int(self.peaks(stage, self.spans_from(first, stop), pipeline)[-1])
 
     def peak_bytes(self, borders: Sequence[int], pipeline: Pipeline) -> int:
         """Peak memory of the fullest stage."""

@@ -1,6 +1,6 @@
 import time
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import accumulate, combinations, pairwise
 
 import numpy as np
 import pytest
@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 
 from megatron_tlm.errors import PlanError
 from megatron_tlm.plan.cut import best_cut
-from megatron_tlm.plan.pieces import Piece, Pieces, Pipeline
+from megatron_tlm.plan.pieces import Buffers, Piece, Pieces, Pipeline
 from megatron_tlm.plan.simulate import StageTime, simulate
 
 SMALL = st.integers(0, 9)
-PIECES = st.lists(st.builds(Piece, SMALL, SMALL, SMALL, SMALL, SMALL, SMALL, SMALL), min_size=1, max_size=8)
+PIECES = st.lists(st.builds(Piece, *[SMALL] * 8), min_size=1, max_size=8)
+
+BUFFERS = Buffers(limit=9, running=2, running_constant=3, after=5, after_constant=7)
 
 
 def every_cut(count, stages):
@@ -30,8 +32,12 @@ def worth(pieces, pipeline, borders, objective):
         )
         held = min(pipeline.num_stages - stage, pipeline.micro_batches)
         neighbours = (stage > 0) + (stage < pipeline.num_stages - 1)
-        used = sum(p.static_bytes + held * p.kept_bytes for p in own) + max(p.working_bytes for p in own)
-        peak = max(peak, used + neighbours * (held + 1) * pipeline.message_bytes)
+        ahead = accumulate(p.kept_bytes for p in own)
+        at_work = max(kept + p.working_bytes for kept, p in zip(ahead, own, strict=True))
+        bucket = min(sum(p.parameters for p in own), pipeline.buffers.limit)
+        running = (held - 1) * sum(p.kept_bytes for p in own) + at_work + 2 * bucket + 3
+        running += neighbours * (held + 1) * pipeline.message_bytes
+        peak = max(peak, sum(p.static_bytes for p in own) + max(running, 5 * bucket + 7))
     if objective == "slowest-stage":
         return max(s.forward + s.backward for s in stages), peak, borders
     return (
@@ -50,6 +56,7 @@ def test_equals_exhaustive_search_ties_included(pieces, data, objective):
         message=data.draw(st.integers(0, 2)),
         tied=data.draw(st.integers(0, 2)),
         message_bytes=data.draw(st.integers(0, 2)),
+        buffers=BUFFERS,
     )
     ranked = sorted(worth(pieces, pipeline, cut, objective) for cut in every_cut(len(pieces), pipeline.num_stages))
     peaks = sorted({peak for _, peak, _ in ranked})
@@ -64,7 +71,7 @@ def test_equals_exhaustive_search_ties_included(pieces, data, objective):
 
 @given(pieces=PIECES, data=st.data())
 def test_a_bound_one_byte_below_gives_another_cut_or_a_refusal(pieces, data):
-    pipeline = Pipeline(data.draw(st.integers(1, len(pieces))), data.draw(st.integers(1, 4)))
+    pipeline = Pipeline(data.draw(st.integers(1, len(pieces))), data.draw(st.integers(1, 4)), buffers=BUFFERS)
     peak = best_cut(pieces, pipeline).peak_bytes
     cuts = every_cut(len(pieces), pipeline.num_stages)
     fits = any(worth(pieces, pipeline, borders, "step-time")[1] < peak for borders in cuts)
