@@ -1,10 +1,12 @@
 """Tiny plans, and global tensors cut into ranks' shares and put together again, for tests of layers and models."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from megatron_tlm.config.architecture import ArchitectureConfig
 from megatron_tlm.config.schema import Config, ModelConfig, ParallelConfig, TaperConfig
 from megatron_tlm.plan.build import Plan, build_plan
 
@@ -22,8 +24,14 @@ def tiny_plan(
     vocab_divisible_by: int = 16,
     num_layers: int = 2,
     schedule: str = "cosine",
+    seq_length: int = SEQUENCE,
+    **architecture: Any,
 ) -> Plan:
-    """8 heads of width 4, D = 24 (so that D differs from N H), widths 48 -> 16 unless uniform."""
+    """8 heads of width 4, D = 24 (so that D differs from N H), widths 48 -> 16 unless uniform.
+
+    `architecture` are fields of that section; widths are not matched, memories are small.
+    """
+    small = {"match_params": False, "memory_chunk_size": 3, "memory_persistent_tokens": 3, "memory_expansion": 2}
     return build_plan(
         Config(
             ModelConfig(
@@ -32,12 +40,13 @@ def tiny_plan(
                 num_attention_heads=8,
                 num_query_groups=query_groups,
                 kv_channels=4,
-                seq_length=SEQUENCE,
+                seq_length=seq_length,
                 ffn_hidden_size=32,
                 make_vocab_size_divisible_by=vocab_divisible_by,
                 untie_embeddings_and_output_weights=not tied,
             ),
-            taper=TaperConfig(taper_schedule=schedule, width_multiple=16),  # type: ignore[arg-type]
+            architecture=ArchitectureConfig(**(small | architecture)),
+            taper=TaperConfig(taper_schedule=schedule, width_multiple=16 if not architecture.get("cms_levels") else 4),  # type: ignore[arg-type]
             parallel=ParallelConfig(
                 tensor_model_parallel_size=tensor,
                 pipeline_model_parallel_size=pipe,

@@ -21,7 +21,8 @@ from megatron_tlm.comm.rng import shard_stream
 from megatron_tlm.errors import PlanError
 from megatron_tlm.layers.cache import KeyValueCache
 from megatron_tlm.layers.linear import ColumnLinear, ReplicatedLinear, RowLinear
-from megatron_tlm.layers.placement import Placement
+from megatron_tlm.layers.norm import SharedHeadNorm
+from megatron_tlm.layers.placement import Kept, Placement
 from megatron_tlm.layers.residual import BlockOptions, ResidualBlock
 from megatron_tlm.layers.rope import RotaryEmbedding
 from megatron_tlm.plan.shards import local_width
@@ -85,6 +86,7 @@ class Attention(ResidualBlock):
         epsilon: float,
         placement: Placement,
         options: BlockOptions,
+        qk_norm: bool = False,
     ) -> None:
         super().__init__(width, epsilon, placement, options)
         self.head_width = head_width
@@ -94,6 +96,8 @@ class Attention(ResidualBlock):
         self.k = self._group_projection(width, num_groups)
         self.v = self._group_projection(width, num_groups)
         self.o = RowLinear(num_heads * head_width, width, placement)
+        self.q_norm = SharedHeadNorm(head_width, epsilon, placement) if qk_norm else None
+        self.k_norm = SharedHeadNorm(head_width, epsilon, placement) if qk_norm else None
 
     def _group_projection(self, width: int, num_groups: int) -> nn.Module:
         out_size = num_groups * self.head_width
@@ -119,6 +123,8 @@ class Attention(ResidualBlock):
         q_BSnH, k_BSkH, v_BSkH = (
             project(x_BSD, kept=kept).unflatten(-1, (-1, self.head_width)) for project in (self.q, self.k, self.v)
         )
+        if self.q_norm is not None and self.k_norm is not None:
+            q_BSnH, k_BSkH = self.q_norm(q_BSnH), self.k_norm(k_BSkH)
         q_BSnH, k_BSkH = self.rotary(q_BSnH, k_BSkH, position)
         q_BnSH, k_BkSH, v_BkSH = q_BSnH.transpose(1, 2), k_BSkH.transpose(1, 2), v_BSkH.transpose(1, 2)
         if cache is not None:
@@ -129,8 +135,12 @@ class Attention(ResidualBlock):
             )
         else:
             y_BnSH = self._core(q_BnSH, k_BkSH, v_BkSH)
-        o_BsD: Tensor = self.o(y_BnSH.transpose(1, 2).flatten(2))
+        o_BsD: Tensor = self.o(self.gated(y_BnSH.transpose(1, 2), x_BSD, kept).flatten(2))
         return o_BsD
+
+    def gated(self, y_BSnH: Tensor, x_BSD: Tensor, kept: Kept | None) -> Tensor:
+        """What of the heads' outputs goes on to the output projection: here, all."""
+        return y_BSnH
 
     def _core(self, q_BnSH: Tensor, k_BkTH: Tensor, v_BkTH: Tensor) -> Tensor:
         dropout = self.options.attention_dropout if self.training else 0.0

@@ -13,7 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from megatron_tlm.comm.collectives import copy_to
 from megatron_tlm.layers.placement import Placement
+from megatron_tlm.plan.shards import local_width
 
 FusedNorm = Callable[[Tensor, Tensor, tuple[int, ...], float], Tensor]
 
@@ -83,3 +85,33 @@ class RMSNorm(nn.Module):
     def forward(self, x_BsD: Tensor) -> Tensor:
         """[B, s, D] -> [B, s, D]."""
         return rms_norm(x_BsD, self.placement.shared(self.weight), self.epsilon)
+
+
+class SharedHeadNorm(nn.Module):
+    """One weight [H] for all heads: each tensor rank sees only its own heads' part of the gradient, so it is summed."""
+
+    def __init__(self, head_width: int, epsilon: float, placement: Placement) -> None:
+        super().__init__()
+        self.tensor = placement.tensor
+        self.epsilon = epsilon
+        self.weight = placement.parameter((head_width,), sharded=False)
+
+    def forward(self, x_BSnH: Tensor) -> Tensor:
+        """[B, S, n, H] -> [B, S, n, H], each head by itself."""
+        return rms_norm(x_BSnH, copy_to(self.weight, self.tensor), self.epsilon)
+
+
+class HeadNorm(nn.Module):
+    """A weight [n, H] of its own for every head, shared out with the heads."""
+
+    def __init__(self, num_heads: int, head_width: int, epsilon: float, placement: Placement) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+        local_heads = local_width(num_heads, placement.tensor.size, "num_attention_heads")
+        self.weight = placement.parameter((local_heads, head_width), sharded=True)
+
+    def forward(self, x_BSnH: Tensor) -> Tensor:
+        """[B, S, n, H] -> [B, S, n, H], in the dtype of the weight."""
+        wide = x_BSnH.to(torch.promote_types(x_BSnH.dtype, torch.float32))
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
+        return (wide * scale * self.weight).to(self.weight.dtype)

@@ -43,6 +43,10 @@ class ResidualBlock(nn.Module):
         """[B, s, D], normalised -> what is added to the residual stream, [B, s, D]."""
         raise NotImplementedError
 
+    def new_cache(self, batch: int, capacity: int) -> Any:
+        """What `branch` remembers of `batch` sequences while decoding up to `capacity` tokens; None for nothing."""
+        return None
+
     def forward(self, h_BsD: Tensor, **state: Any) -> Tensor:
         """[B, s, D] -> [B, s, D]."""
         if self.options.recompute == "full" and self.training and torch.is_grad_enabled() and not state:

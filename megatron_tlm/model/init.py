@@ -1,8 +1,11 @@
 """Initial weights that no layout can change: each parameter is drawn whole by its own generator, then sliced.
 
 normal   N(0, std)
-output   N(0, std / sqrt(2 L)), what writes into the residual stream (GPT-2's rule, Megatron's scaled init)
+output   N(0, std / sqrt(2 L)), what writes into the residual stream (GPT-2's rule, Megatron's scaled init);
+         with K levels of MLPs a layer writes 1 + K times, and (1 + K) L stands for 2 L
 ones     1
+
+and, with the specification's own `init_scale` s: constant s, gaussian N(0, s), uniform on [-s, s].
 """
 
 import math
@@ -17,13 +20,19 @@ from megatron_tlm.plan.build import Plan
 from megatron_tlm.plan.params import ParameterSpec
 
 
-def draw_parameter(spec: ParameterSpec, *, seed: int, std: float, num_layers: int) -> Tensor:
+def draw_parameter(spec: ParameterSpec, *, seed: int, std: float, num_branches: int) -> Tensor:
     """The whole tensor in float32 on the CPU, a function of (seed, global name) alone."""
     if spec.init == "ones":
         return torch.ones(spec.shape)
-    if spec.init == "output":
-        std = std / math.sqrt(2 * num_layers)
+    if spec.init == "constant":
+        return torch.full(spec.shape, spec.init_scale)
     generator = torch.Generator().manual_seed(hashed_seed("init", seed, spec.name))
+    if spec.init == "uniform":
+        return torch.empty(spec.shape).uniform_(-spec.init_scale, spec.init_scale, generator=generator)
+    if spec.init == "gaussian":
+        std = spec.init_scale
+    if spec.init == "output":
+        std = std / math.sqrt(num_branches)
     return torch.empty(spec.shape).normal_(0.0, std, generator=generator)
 
 
@@ -35,7 +44,7 @@ def init_parameters(
         for name, parameter in parameters.items():
             spec = plan.parameter_specs[name]
             share = plan.shard(spec, tensor_rank)
-            whole = draw_parameter(spec, seed=seed, std=std, num_layers=plan.shape.num_layers)
+            whole = draw_parameter(spec, seed=seed, std=std, num_branches=plan.shape.num_branches)
             parameter.zero_()
             parameter[tuple(slice(extent) for extent in share.size)] = whole[
                 tuple(slice(start, start + extent) for start, extent in zip(share.offset, share.size, strict=True))

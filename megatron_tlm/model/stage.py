@@ -5,23 +5,22 @@ vocabulary.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from megatron_tlm.comm.groups import AxisGroup
-from megatron_tlm.layers.attention import Attention
-from megatron_tlm.layers.cache import KeyValueCache
-from megatron_tlm.layers.residual import BlockOptions
+from megatron_tlm.layers.residual import BlockOptions, ResidualBlock
 from megatron_tlm.model.units import EVALUATION, Head, build_unit, global_name
 from megatron_tlm.plan.build import Plan
 
 
 @dataclass(frozen=True)
 class StageCache:
-    """What a stage remembers while decoding, by unit name."""
+    """What a stage remembers while decoding, by unit name: each mixer's own kind of cache."""
 
-    blocks: dict[str, KeyValueCache]
+    blocks: dict[str, Any]
     capacity: int
 
 
@@ -79,9 +78,9 @@ class Stage(nn.Module):
 
     def new_cache(self, batch: int, capacity: int) -> StageCache:
         """Room for `capacity` tokens of `batch` sequences in every mixer."""
-        blocks = {
+        caches = {
             unit.name: block.new_cache(batch, capacity)
             for unit, block in zip(self.units, self.blocks, strict=True)
-            if isinstance(block, Attention)
+            if isinstance(block, ResidualBlock)
         }
-        return StageCache(blocks, capacity)
+        return StageCache({name: cache for name, cache in caches.items() if cache is not None}, capacity)

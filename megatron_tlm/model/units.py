@@ -1,8 +1,8 @@
 """The units of the plan as modules, tensor in and tensor out: what a pipeline stage runs one after the other.
 
     embedding   tokens [B, S] -> h [B, s, D]        VocabularyEmbedding
-    mixer       h -> h                              Attention
-    mlp         h -> h                              SwiGLU
+    mixer       h -> h                              one of `model.mixers`
+    mlp         h -> h                              SwiGLU, the layer's or one level of its continuum memory
     head        h -> this rank's logits [B, S, v]   Head
 
 A unit's parameters are named as in the parameter table: global name = unit name + "." + local name.
@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from megatron_tlm.comm.groups import AxisGroup
 from megatron_tlm.config.schema import Config
 from megatron_tlm.errors import PlanError
-from megatron_tlm.layers.attention import Attention
 from megatron_tlm.layers.embedding import VocabularyEmbedding, VocabularyOutput
 from megatron_tlm.layers.mlp import SwiGLU
 from megatron_tlm.layers.norm import RMSNorm
 from megatron_tlm.layers.placement import Placement
 from megatron_tlm.layers.residual import BlockOptions
+from megatron_tlm.model.mixers import build_mixer
 from megatron_tlm.plan.build import Plan
 from megatron_tlm.plan.shape import ModelShape
 from megatron_tlm.plan.units import Unit
@@ -78,25 +78,10 @@ def build_unit(
     if unit.kind == "head":
         return Head(shape, plan.padded_vocab_size, placement)
     if unit.kind == "mixer":
-        return _build_mixer(shape, placement, options)
+        return build_mixer(shape, placement, options)
     if unit.width is None:
         raise PlanError(f"{unit.name}.width = None where an MLP needs at least 1; build units with build_units(shape)")
     return SwiGLU(shape.hidden_size, unit.width, epsilon=shape.norm_epsilon, placement=placement, options=options)
-
-
-def _build_mixer(shape: ModelShape, placement: Placement, options: BlockOptions) -> nn.Module:
-    if shape.mixer != "attention":
-        raise PlanError(f"shape.mixer = {shape.mixer} is not among the 1 known; use attention")
-    return Attention(
-        shape.hidden_size,
-        shape.num_attention_heads,
-        shape.num_query_groups,
-        shape.kv_channels,
-        rotary_base=shape.rotary_base,
-        epsilon=shape.norm_epsilon,
-        placement=placement,
-        options=options,
-    )
 
 
 def global_name(unit: Unit, local_name: str, shape: ModelShape) -> str:

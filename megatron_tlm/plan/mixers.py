@@ -90,7 +90,12 @@ def memory_parameters(shape: ModelShape) -> tuple[ParameterSpec, ...]:
             for name in ("q", "k", "v")
         ),
         *(
-            replace(by_head(f"memory.{name}_conv.weight"), shape=(shape.query_size, conv), init="uniform")
+            replace(
+                by_head(f"memory.{name}_conv.weight"),
+                shape=(shape.query_size, conv),
+                init="uniform",
+                init_scale=conv**-0.5,
+            )
             for name in ("q", "k", "v")
         ),
         *(

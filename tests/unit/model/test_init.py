@@ -10,7 +10,7 @@ from tests.tiny_model import VOCABULARY, tiny_plan
 
 def draw(name: str = "w", init: str = "normal", seed: int = 1) -> torch.Tensor:
     spec = ParameterSpec(name, (200, 100), init=init)  # type: ignore[arg-type]
-    return draw_parameter(spec, seed=seed, std=0.02, num_layers=8)
+    return draw_parameter(spec, seed=seed, std=0.02, num_branches=16)
 
 
 def test_spreads_are_what_was_asked_for() -> None:

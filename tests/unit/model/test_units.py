@@ -54,7 +54,7 @@ def test_a_mesh_of_another_degree_is_refused() -> None:
 def test_an_unknown_mixer_is_refused() -> None:
     plan = tiny_plan()
     other = replace(plan, shape=replace(plan.shape, mixer="sorcery"))
-    with pytest.raises(PlanError, match=r"shape\.mixer = sorcery is not among the 1 known"):
+    with pytest.raises(PlanError, match=r"shape\.mixer = sorcery is not among the 4 known"):
         build_unit(plan.units[1], other, AxisGroup.single(), torch.float32, CPU)
 
 
