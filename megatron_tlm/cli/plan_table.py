@@ -31,10 +31,28 @@ def _summary(plan: Plan, taper: TaperConfig) -> list[str]:
         f"{shape.kv_channels}{groups}, {shape.vocab_size} ids ({tied}), {plan.seq_length} tokens a sample",
         f"        {plan.parameters:,} parameters, {scaled(plan.flops_per_token, 'FLOP')} per token in forward and "
         "backward",
+        *_kind(plan),
         f"taper   {_taper(taper)}: widths {widths[0]} to {widths[-1]}, mean {mean:g}",
         f"layout  tensor {grid.tensor} x pipeline {grid.pipe} x data {grid.data}, world size {grid.size}; "
         f"{plan.micro_batches} micro-batches of {plan.workload.micro_batch_size} a step",
     ]
+
+
+def _kind(plan: Plan) -> list[str]:
+    """A line on the architecture, where it is not the plain one; the taper narrows the MLPs alone."""
+    shape = plan.shape
+    told = [shape.mixer.replace("_", " ")] if shape.mixer != "attention" else []
+    if shape.attention_gate != "none":
+        told.append(f"{shape.attention_gate} gate")
+    if shape.memory_chunk_size:
+        told.append(
+            f"{shape.num_attention_heads} memories of {shape.kv_channels} x {shape.memory_width}, chunks of "
+            f"{shape.memory_chunk_size}, {shape.memory_persistent_tokens} persistent tokens"
+        )
+    if shape.cms_levels > 1:
+        ends = (" + ".join(str(shape.level_width(layer, j)) for j in range(shape.cms_levels)) for layer in (0, -1))
+        told.append(f"{shape.cms_levels} MLPs a layer, {' to '.join(ends)}")
+    return [f"kind    {', '.join(told)}"] if told else []
 
 
 def _taper(taper: TaperConfig) -> str:
@@ -52,16 +70,18 @@ def _layers(plan: Plan, unicode: bool) -> list[str]:
         f"{'':9} {'width':>6}  {'':{BAR_LENGTH}}  {'mixer':>9} {'MLP':>9}  parameters  {'of a rank':>11}  stage",
     ]
     for indices in _rows(plan):
-        first, last = plan.units[indices[0]], plan.units[indices[-1]]
+        first = plan.units[indices[0]]
         costs = [plan.costs[index] for index in indices]
         label = first.name if first.layer is None else f"layer {first.layer}"
-        bar = _bar(last.width / widest, unicode) if last.width else ""
-        flops = " ".join(f"{cost.flops / size:9.1f}" for cost in costs)
+        width = 0 if first.layer is None else plan.shape.widths[first.layer]
+        bar = _bar(width / widest, unicode) if width else ""
+        halves = [costs[0].flops, *([sum(cost.flops for cost in costs[1:])] if width else [])]
+        flops = " ".join(f"{half / size:9.1f}" for half in halves)
         parameters = scaled(sum(cost.parameters for cost in costs))
         activations = scaled(sum(cost.activation_bytes for cost in costs), "B")
         stages = "|".join(dict.fromkeys(str(_stage_of(plan, index)) for index in indices))
         lines.append(
-            f"{label:9} {last.width or '':>6}  {bar:{BAR_LENGTH}}  {flops:19}  {parameters:>10}  {activations:>11}  "
+            f"{label:9} {width or '':>6}  {bar:{BAR_LENGTH}}  {flops:19}  {parameters:>10}  {activations:>11}  "
             f"{stages:>5}"
         )
     return lines
@@ -85,9 +105,10 @@ def _stages(plan: Plan, unicode: bool) -> list[str]:
 
 
 def _rows(plan: Plan) -> list[tuple[int, ...]]:
-    """Unit indices by row: embedding, then each layer's mixer and MLP, then the head."""
+    """Unit indices by row: embedding, then each layer's mixer and MLPs, then the head."""
     last = len(plan.units) - 1
-    return [(0,), *((index, index + 1) for index in range(1, last, 2)), (last,)]
+    height = plan.shape.num_units // plan.shape.num_layers
+    return [(0,), *(tuple(range(index, index + height)) for index in range(1, last, height)), (last,)]
 
 
 def _stage_of(plan: Plan, unit: int) -> int:
