@@ -14,6 +14,7 @@ vocabulary, t tensor degree; lower case = one tensor rank's share.
 from dataclasses import dataclass
 
 from megatron_tlm.plan.activations import attention_sizes, kept_bytes, working_bytes
+from megatron_tlm.plan.mixers import attention_matrices, find_mixer, memory_recurrence_flops
 from megatron_tlm.plan.shape import ModelShape
 from megatron_tlm.plan.units import Unit
 from megatron_tlm.plan.workload import Workload
@@ -76,9 +77,7 @@ def forward_flops(unit: Unit, shape: ModelShape, seq_length: int, padded_vocab_s
         case "embedding":
             return 0
         case "mixer":
-            projections = 2 * width * (2 * shape.query_size + 2 * shape.key_size)
-            scores_and_values = 4 * seq_length * shape.query_size
-            return projections + scores_and_values
+            return find_mixer(shape.mixer).flops(shape, seq_length)
         case "mlp":
             return 6 * width * (unit.width or 0)
         case "head":
@@ -92,9 +91,15 @@ def unit_work(unit: Unit, shape: ModelShape, workload: Workload) -> Work:
     match unit.kind:
         case "embedding":
             return Work(0, 0)
+        case "mixer" if find_mixer(shape.mixer).has_memory:
+            # All of it counts: the memory has no core that a kernel would compute in part or again.
+            products = find_mixer(shape.mixer).flops(shape, workload.seq_length) // tensor
+            segments = memory_recurrence_flops(shape, workload.seq_length) // tensor
+            return Work(products, 2 * products + segments + (products if again == "full" else 0))
         case "mixer":
             queries, keys = attention_sizes(shape, tensor)
-            products = 2 * width * (2 * queries + 2 * keys)
+            extra = find_mixer(shape.mixer).matrices(shape) - attention_matrices(shape)
+            products = 2 * width * (2 * queries + 2 * keys) + 2 * extra // tensor
             # A query sees (S + 1) / 2 keys on average; scores and values are one product each.
             core = 2 * (workload.seq_length + 1) * queries
             repeated = {"full": products + core, "selective": core}.get(again or "", 0)

@@ -180,18 +180,21 @@ def gated_flops(shape: ModelShape, seq_length: int) -> int:
 
 def memory_flops(shape: ModelShape, seq_length: int) -> int:
     """The memory over P persistent and S other tokens, shared out over the S."""
-    heads, head, inner, chunk = (
-        shape.num_attention_heads,
-        shape.kv_channels,
-        shape.memory_width,
-        shape.memory_chunk_size,
-    )
-    width, size = shape.hidden_size, shape.query_size
+    width, size, heads = shape.hidden_size, shape.query_size, shape.num_attention_heads
     inputs = 6 * width * size + 6 * shape.memory_conv_width * size + 6 * heads * MEMORY_LAYERS * width
-    # Per head and token: three products with the anchor, four for reading and four to carry W and S on; in the chunk
-    # two of width H and two of width m; and, per layer, what the gates' products weigh [C, C] x [C, C + 1].
-    recurrence = heads * (22 * head * inner + 4 * chunk * (head + inner) + 2 * MEMORY_LAYERS * chunk * (chunk + 1))
-    return (inputs + recurrence) * (seq_length + shape.memory_persistent_tokens) // seq_length
+    inputs = inputs * (seq_length + shape.memory_persistent_tokens) // seq_length
+    return inputs + memory_recurrence_flops(shape, seq_length)
+
+
+def memory_recurrence_flops(shape: ModelShape, seq_length: int) -> int:
+    """The chunks' part, which the layer itself recomputes in backward, segment by segment.
+
+    Per head and token: three products of H x m with the anchor, four to read and four to carry W and S on; in the
+    chunk two of width H and two of width m; and per layer what gradients weigh, [C, C] x [C, C + 1].
+    """
+    head, inner, chunk = shape.kv_channels, shape.memory_width, shape.memory_chunk_size
+    token = 22 * head * inner + 4 * chunk * (head + inner) + 2 * MEMORY_LAYERS * chunk * (chunk + 1)
+    return shape.num_attention_heads * token * (seq_length + shape.memory_persistent_tokens) // seq_length
 
 
 def lmm_flops(shape: ModelShape, seq_length: int) -> int:
