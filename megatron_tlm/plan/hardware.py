@@ -1,0 +1,114 @@
+"""Devices: peak arithmetic, memory, links. Predicted seconds follow from them, or better from a measured profile.
+
+The numbers are the makers' (dense, without sparsity); `efficiency` is the share of the peak that large products reach
+in training, 0.5 unless a profile says otherwise.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from megatron_tlm.errors import PlanError
+
+GIBIBYTE = 2**30
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A device and its neighbours; rates are per device and second, link rates in one direction."""
+
+    name: str
+    bf16_flops: float
+    fp32_flops: float
+    memory_bytes: int
+    memory_bandwidth: float
+    link_bandwidth: float
+    network_bandwidth: float
+    devices_per_node: int = 8
+    efficiency: float = 0.5
+    message_latency: float = 2e-5
+
+    def flops(self, bf16: bool) -> float:
+        """Arithmetic that training reaches per second."""
+        return (self.bf16_flops if bf16 else self.fp32_flops) * self.efficiency
+
+    def bandwidth(self, span: int) -> float:
+        """Bytes per second between ranks that lie within `span` consecutive ranks."""
+        return self.link_bandwidth if span <= self.devices_per_node else self.network_bandwidth
+
+
+HARDWARE: Mapping[str, Hardware] = MappingProxyType(
+    {
+        "a100": Hardware("a100", 312e12, 19.5e12, 80 * GIBIBYTE, 2.0e12, 300e9, 25e9),
+        "h100": Hardware("h100", 989e12, 67e12, 80 * GIBIBYTE, 3.35e12, 450e9, 50e9),
+        "h200": Hardware("h200", 989e12, 67e12, 141 * 10**9, 4.8e12, 450e9, 50e9),
+        "b200": Hardware("b200", 2250e12, 75e12, 180 * 10**9, 7.7e12, 900e9, 50e9),
+        "cpu": Hardware("cpu", 5e10, 1e11, 16 * GIBIBYTE, 2e10, 2e9, 1e9, devices_per_node=2, efficiency=1.0),
+    }
+)
+
+
+def find_hardware(name: str) -> Hardware:
+    """PlanError for a device that is not described, naming those that are."""
+    if name not in HARDWARE:
+        raise PlanError(f"hardware = {name!r} is not among the {len(HARDWARE)} known; use {', '.join(HARDWARE)}")
+    return HARDWARE[name]
+
+
+@dataclass(frozen=True)
+class UnitSeconds:
+    """Measured seconds of a unit for one micro-batch on one rank; `width` tells MLPs apart."""
+
+    kind: str
+    width: int | None
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What was measured on a device, and for which workload: it holds for that one alone."""
+
+    device: str
+    seq_length: int
+    micro_batch_size: int
+    tensor_degree: int
+    bf16: bool
+    recompute: str | None
+    hidden_size: int
+    units: tuple[UnitSeconds, ...]
+    message_seconds: float = 0.0
+    notes: str = field(default="", compare=False)
+
+    def seconds(self, kind: str, width: int | None) -> tuple[float, float]:
+        """Forward and backward of a unit; MLPs of other widths lie on the line through their neighbours."""
+        own = sorted((unit for unit in self.units if unit.kind == kind), key=lambda unit: unit.width or 0)
+        if not own:
+            raise PlanError(f"profile of {self.device} holds 0 units of kind {kind}; measure it again")
+        if kind != "mlp" or width is None or len(own) == 1:
+            return own[0].forward, own[0].backward
+        upper = next((index for index, unit in enumerate(own) if (unit.width or 0) >= width), len(own) - 1)
+        low, high = own[max(0, upper - 1)], own[max(1, upper)]
+        share = (width - (low.width or 0)) / ((high.width or 0) - (low.width or 0))
+        return (
+            max(low.forward + share * (high.forward - low.forward), 0.0),
+            max(low.backward + share * (high.backward - low.backward), 0.0),
+        )
+
+    def save(self, path: Path) -> None:
+        """JSON, written beside the configuration."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+
+
+def load_profile(path: Path) -> Profile:
+    """The inverse of `Profile.save`; PlanError for a file that is not one."""
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return Profile(**(values | {"units": tuple(UnitSeconds(**unit) for unit in values["units"])}))
+    except OSError as error:
+        raise PlanError(f"profile = {path} cannot be read ({error.strerror}); make one with plan --profile") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise PlanError(f"profile = {path} is no profile ({error}); make one with plan --profile") from error

@@ -1,0 +1,105 @@
+"""Why a model does not fit, and what would make it: the stage, its bytes by kind, the nearest remedies."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from megatron_tlm.errors import PlanError
+from megatron_tlm.plan.cut import lightest_cut
+from megatron_tlm.plan.grid import Grid
+from megatron_tlm.plan.hardware import GIBIBYTE
+from megatron_tlm.plan.memory import MemoryUse
+from megatron_tlm.plan.pieces import Pieces
+from megatron_tlm.plan.setting import Setting, glue, merge
+from megatron_tlm.plan.units import Unit
+
+LARGEST_PIPELINE = 64
+
+
+def gibibytes(size: float) -> str:
+    """A size as people read it: GiB, or MiB below a tenth of one."""
+    return f"{size / GIBIBYTE:.2f} GiB" if size >= GIBIBYTE / 10 else f"{size / 2**20:.2f} MiB"
+
+
+def lightest_peak(setting: Setting, units: Sequence[Unit], ranges: Sequence[range]) -> tuple[int, int, MemoryUse]:
+    """The smallest peak of any cut, and the stage that has it, with its bytes by kind."""
+    pipeline = replace(setting.pipeline, micro_batches=max(setting.micro_batches, 1))
+    cut = lightest_cut(Pieces(merge([setting.unit_piece(unit) for unit in units], ranges)), pipeline)
+    borders = [*(ranges[border].start for border in cut.borders[:-1]), len(units)]
+    uses = [setting.stage_memory(stage, units[a:b]) for stage, (a, b) in enumerate(pairwise(borders))]
+    fullest = max(range(len(uses)), key=lambda stage: uses[stage].total)
+    return uses[fullest].total, fullest, uses[fullest]
+
+
+def refuse_overfull(setting: Setting, units: Sequence[Unit], ranges: Sequence[range]) -> None:
+    """PlanError where even the lightest cut exceeds the memory limit."""
+    limit = setting.memory_limit
+    if limit is None:
+        return
+    peak, stage, use = lightest_peak(setting, units, ranges)
+    if peak <= limit:
+        return
+    needs = ", ".join(f"{kind} {gibibytes(size)}" for kind, size in use.by_kind().items() if size)
+    ways = "; ".join(f"{name} needs {gibibytes(size)}" for name, size in remedies(setting, units, peak))
+    raise PlanError(
+        f"stage {stage} = {peak} bytes ({needs}) exceeds the memory limit of {limit} bytes in every cut into "
+        f"{setting.grid.pipe} stages; {ways or 'use more ranks'}"
+    )
+
+
+def remedies(setting: Setting, units: Sequence[Unit], peak: int) -> list[tuple[str, int]]:
+    """Single changes that lower the peak, with the peak each leaves; those that fit come first, then the lowest."""
+    found = []
+    for name, changed in _changes(setting):
+        ranges = glue(units, changed.tied, changed.grid.pipe)
+        if changed.grid.pipe <= len(ranges):
+            size, *_ = lightest_peak(changed, units, ranges)
+            if size < peak:
+                found.append((name, size))
+    limit = setting.memory_limit or 0
+    return sorted(found, key=lambda entry: (entry[1] > limit, entry[1]))[:4]
+
+
+def _changes(setting: Setting) -> list[tuple[str, Setting]]:
+    # Byte counts alone: a profile would refuse another workload.
+    base = replace(setting, profile=None)
+    workload, grid, state = base.workload, base.grid, base.state
+    changes = []
+    for recompute in ("selective", "full"):
+        if workload.recompute not in (recompute, "full"):
+            again = replace(workload, recompute=recompute)
+            changes.append((f"--recompute-granularity {recompute}", replace(base, workload=again)))
+    for zero in range(state.zero_stage + 1, 2 if grid.pipe > 1 else 4):
+        changes.append((f"--zero-stage {zero}", replace(base, state=replace(state, zero_stage=zero))))
+    if workload.micro_batch_size > 1:
+        half = replace(workload, micro_batch_size=workload.micro_batch_size // 2)
+        changes.append((f"--micro-batch-size {half.micro_batch_size}", replace(base, workload=half)))
+    if grid.tensor > 1 and not workload.sequence_parallel and workload.seq_length % grid.tensor == 0:
+        changes.append(("--sequence-parallel", replace(base, workload=replace(workload, sequence_parallel=True))))
+    changes += [
+        (f"--tensor-model-parallel-size {degree}", other)
+        for degree in (2 * grid.tensor, 4 * grid.tensor)
+        if (other := _on_tensor_degree(base, degree)) is not None
+    ]
+    if 2 * grid.pipe <= LARGEST_PIPELINE and state.zero_stage < 2:
+        deeper = Grid(2 * grid.pipe, grid.data, grid.tensor)
+        changes.append(
+            (
+                f"--pipeline-model-parallel-size {deeper.pipe}",
+                replace(base, grid=deeper, state=replace(state, pipelined=True)),
+            )
+        )
+    return changes
+
+
+def _on_tensor_degree(setting: Setting, degree: int) -> Setting | None:
+    shape, grid = setting.shape, setting.grid
+    groups_fit = shape.num_query_groups % degree == 0 or degree % shape.num_query_groups == 0
+    divisible = all(width % degree == 0 for width in (*shape.widths, shape.num_attention_heads))
+    if not (divisible and groups_fit) or setting.workload.padded_vocab_size % degree:
+        return None
+    return replace(
+        setting,
+        grid=Grid(grid.pipe, grid.data, degree),
+        workload=replace(setting.workload, tensor_degree=degree),
+    )
