@@ -6,7 +6,7 @@ No layout is asked for and none is assumed: a box is put together from the piece
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -43,21 +43,22 @@ def check_complete(directory: Path) -> Manifest:
             f"{directory.name}/{MANIFEST_NAME}: step = {manifest.facts.step} but the directory is named after {step}; "
             "give it its own name back"
         )
+    for fault in file_faults(directory, manifest):
+        raise CheckpointError(fault)
+    return manifest
+
+
+def file_faults(directory: Path, manifest: Manifest) -> Iterator[str]:
+    """A sentence for every file that is not there as it was written: missing, elsewhere or of another length."""
     home = directory.resolve()
     for name, record in manifest.files.items():
         path = directory / name
         if not path.is_file():
-            raise CheckpointError(f"{path} = missing but the manifest names it; use another step")
-        if path.resolve().parent != home:
-            raise CheckpointError(
-                f"{path} = a link to {path.resolve()}, outside the checkpoint; put the file itself there"
-            )
-        size_bytes = path.stat().st_size
-        if size_bytes != record.size_bytes:
-            raise CheckpointError(
-                f"{path} = {size_bytes} bytes but the manifest says {record.size_bytes}; it was cut, use another step"
-            )
-    return manifest
+            yield f"{path} = missing but the manifest names it; use another step"
+        elif path.resolve().parent != home:
+            yield f"{path} = a link to {path.resolve()}, outside the checkpoint; put the file itself there"
+        elif (size_bytes := path.stat().st_size) != record.size_bytes:
+            yield f"{path} = {size_bytes} bytes but the manifest says {record.size_bytes}; it was cut, use another step"
 
 
 def check_hashes(directory: Path, manifest: Manifest) -> None:

@@ -5,12 +5,12 @@ import time
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
 
 from megatron_tlm.checkpoint.load import check_complete, find
 from megatron_tlm.checkpoint.manifest import Manifest
 from megatron_tlm.checkpoint.relayout import convert
 from megatron_tlm.checkpoint.verify import verify
+from megatron_tlm.cli.meter import Meter
 from megatron_tlm.config.parser import Parser, program
 from megatron_tlm.errors import ConfigError
 
@@ -100,35 +100,6 @@ def run(args: Namespace) -> int:
     else:
         print("        not verified; --verify reads both again and compares every tensor")
     return 0
-
-
-class Meter:
-    """Bytes done, rate and time left on stderr: a line rewritten on a terminal, a line now and then in a log."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._on_terminal = sys.stderr.isatty()
-        self._started = self._told = time.perf_counter()
-
-    def __call__(self, done: int, whole: int) -> None:
-        now = time.perf_counter()
-        if now - self._told < (0.2 if self._on_terminal else 10):
-            return
-        self._told = now
-        rate = done / (now - self._started)
-        line = (
-            f"{self._text} {done / 1e9:.2f} of {whole / 1e9:.2f} GB ({100 * done / whole:.0f} %), "
-            f"{rate / 1e6:.0f} MB/s, {(whole - done) / rate:.0f} s left"
-        )
-        print(f"\r\033[K{line}" if self._on_terminal else line, end="" if self._on_terminal else "\n", file=sys.stderr)
-        sys.stderr.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._on_terminal:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def _notes(args: Namespace) -> list[str]:

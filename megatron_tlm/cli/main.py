@@ -25,6 +25,7 @@ COMMANDS = {
     "evaluate": "perplexity of a checkpoint on held-out tokens",
     "generate": "continue a prompt from a checkpoint",
     "convert": "rewrite a checkpoint for another layout",
+    "inspect": "what a checkpoint is, what it lacks, in what it differs from another",
 }
 
 HELP = f"""\

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from megatron_tlm.checkpoint.load import Reader, find
-from megatron_tlm.cli.convert import Meter
 from megatron_tlm.cli.main import main
 from megatron_tlm.plan.grid import Grid
 from tests.unit.checkpoint.made import facts, model_shape, save, values
@@ -84,13 +83,3 @@ def test_a_directory_passed_over_is_told(run: Path, capsys: pytest.CaptureFixtur
     assert convert(run, *ONE) == 0
     assert "note: passed over step-00000010: " in capsys.readouterr().err
     assert find(run.parent / "b").name == "step-00000005"
-
-
-def test_a_log_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr("megatron_tlm.cli.convert.time.perf_counter", lambda: clock[0])
-    with Meter("converting") as meter:
-        for second in range(1, 13):
-            clock[0] = float(second)
-            meter(second * 10**8, 2 * 10**9)
-    assert capsys.readouterr().err == "converting 1.00 of 2.00 GB (50 %), 100 MB/s, 10 s left\n"

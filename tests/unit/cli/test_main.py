@@ -38,7 +38,7 @@ def test_every_command_explains_itself_with_examples(command: str, capsys: pytes
     ("words", "line"),
     [
         (["trian"], "trian is not a command; did you mean train?"),
-        (["xyz"], "xyz is not a command; there are plan, tokenizer, preprocess, train, evaluate, generate, convert"),
+        (["xyz"], f"xyz is not a command; there are {', '.join(COMMANDS)}"),
         (["plan", "--preset", "tini"], "--preset = tini is not shipped; did you mean tiny?"),
     ],
 )
