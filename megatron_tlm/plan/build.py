@@ -311,7 +311,7 @@ def cut_units(
     setting: Setting, units: tuple[Unit, ...], objective: Objective = "step-time"
 ) -> tuple[tuple[range, ...], Cut]:
     """The best stages, as ranges of unit indices, and what the search says of them; PlanError where none fit."""
-    ranges = glue(units, setting.tied, setting.grid.pipe)
+    ranges = glue(units, setting)
     if setting.grid.pipe > len(ranges):
         raise PlanError(
             f"pipeline_model_parallel_size = {setting.grid.pipe} exceeds the {len(ranges)} pieces that {len(units)} "

@@ -51,7 +51,7 @@ def remedies(setting: Setting, units: Sequence[Unit], peak: int) -> list[tuple[s
     """Single changes that lower the peak, with the peak each leaves; those that fit come first, then the lowest."""
     found = []
     for name, changed in _changes(setting):
-        ranges = glue(units, changed.tied, changed.grid.pipe)
+        ranges = glue(units, changed)
         if changed.grid.pipe <= len(ranges):
             size, *_ = lightest_peak(changed, units, ranges)
             if size < peak:

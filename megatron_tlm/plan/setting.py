@@ -218,17 +218,18 @@ class Setting:
         )
 
 
-def glue(units: Sequence[Unit], tied: bool, num_stages: int) -> tuple[range, ...]:
+def glue(units: Sequence[Unit], setting: Setting) -> tuple[range, ...]:
     """The pieces a cut may not part, as ranges of unit indices.
 
-    The embedding stays beside the first mixer and a tied head beside the last MLP: DeepSpeed needs on every stage a
-    decayed and an undecayed parameter that count in the gradient norm, and an embedding alone has only the former, a
-    tied head alone only a copy.
+    DeepSpeed needs on every stage a decayed and an undecayed parameter, and in bfloat16 on every rank one that counts
+    in the gradient norm. The embedding alone has no undecayed one: it stays beside the first mixer. A tied head alone
+    has a norm, which counts on the first tensor rank, and a copy, which does not count at all: with more tensor ranks
+    in bfloat16 it stays beside the last MLP.
     """
     count = len(units)
-    if num_stages == 1:
+    if setting.grid.pipe == 1:
         return (range(count),)
-    last = count - (2 if tied else 1)
+    last = count - (2 if setting.tied and setting.state.bf16 and setting.grid.tensor > 1 else 1)
     return (range(2), *(range(index, index + 1) for index in range(2, last)), range(last, count))
 
 

@@ -51,7 +51,23 @@ def test_every_stage_owns_a_decayed_and_an_undecayed_parameter_of_its_own(stages
     assert [index for part in plan.stages for index in part] == list(range(len(plan.units)))
     for stage in range(stages):
         decays = {spec.decay for unit in plan.stage_units(stage) for spec in unit.parameters}
-        assert decays == {True, False}
+        # The copy of a tied embedding is decayed, and belongs to the head without standing in the table.
+        copy = {True} if stage == stages - 1 > 0 and not untied else set()
+        assert decays | copy == {True, False}
+
+
+def test_a_tied_head_stands_alone_only_where_each_rank_has_a_parameter_that_counts():
+    def last_stage(**sections):
+        asked = config(
+            model=replace(MODEL, vocab_size=50000),
+            parallel=ParallelConfig(pipeline_model_parallel_size=3, tensor_model_parallel_size=sections["tensor"]),
+            training=TrainingConfig(global_batch_size=32, bf16=sections["bf16"]),
+        )
+        return [unit.kind for unit in build_plan(asked, 50000).stage_units(2)]
+
+    assert last_stage(tensor=1, bf16=True) == ["head"]
+    assert last_stage(tensor=2, bf16=False) == ["head"]
+    assert last_stage(tensor=2, bf16=True) == ["mlp", "head"]
 
 
 def test_stages_may_part_a_mixer_from_its_mlp():
@@ -61,8 +77,8 @@ def test_stages_may_part_a_mixer_from_its_mlp():
 
 
 def test_too_many_stages():
-    with pytest.raises(PlanError, match="pipeline_model_parallel_size = 13 exceeds the 12 pieces that 14 units"):
-        pipeline(13)
+    with pytest.raises(PlanError, match="pipeline_model_parallel_size = 14 exceeds the 13 pieces that 14 units"):
+        pipeline(14)
 
 
 def test_json_has_the_promised_keys_and_adds_up():
