@@ -68,15 +68,21 @@ def best_cut(
     return _Search(table, pipeline, objective, effort, lightest).run()
 
 
-def lightest_cut(table: Pieces, pipeline: Pipeline) -> Cut:
+def fits(table: Pieces, pipeline: Pipeline) -> bool:
+    """Whether any cut keeps within the memory limit."""
+    return pipeline.memory_limit is None or _filled(table, pipeline, pipeline.memory_limit) is not None
+
+
+def lightest_cut(table: Pieces, pipeline: Pipeline, precision: float = 0.0) -> Cut:
     """The cut with the smallest peak memory, whatever its step time and the memory limit.
 
-    By bisection: whether a peak can be kept is seen by filling each stage up to it.
+    By bisection: whether a peak can be kept is seen by filling each stage up to it. `precision` is the share of the
+    peak at which to stop.
     """
     count, stages = len(table), pipeline.num_stages
     borders = [*range(stages), count]
     low, high = 0, table.peak_bytes(borders, pipeline)
-    while low < high:
+    while low < high - int(precision * high):
         filled = _filled(table, pipeline, (low + high) // 2)
         if filled is None:
             low = (low + high) // 2 + 1

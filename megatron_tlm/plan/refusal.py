@@ -10,6 +10,7 @@ from megatron_tlm.plan.grid import Grid
 from megatron_tlm.plan.hardware import GIBIBYTE
 from megatron_tlm.plan.memory import MemoryUse
 from megatron_tlm.plan.pieces import Pieces
+from megatron_tlm.plan.resolve import is_divisible
 from megatron_tlm.plan.setting import Setting, glue, merge
 from megatron_tlm.plan.units import Unit
 
@@ -94,9 +95,7 @@ def _changes(setting: Setting) -> list[tuple[str, Setting]]:
 
 def _on_tensor_degree(setting: Setting, degree: int) -> Setting | None:
     shape, grid = setting.shape, setting.grid
-    groups_fit = shape.num_query_groups % degree == 0 or degree % shape.num_query_groups == 0
-    divisible = all(width % degree == 0 for width in (*shape.widths, shape.num_attention_heads))
-    if not (divisible and groups_fit) or setting.workload.padded_vocab_size % degree:
+    if not is_divisible(shape, degree) or setting.workload.padded_vocab_size % degree:
         return None
     return replace(
         setting,
