@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from types import FrameType
 
 from megatron_tlm.config.parser import Parser, program
-from megatron_tlm.data.preprocess import preprocess
+from megatron_tlm.data.documents import MAX_LINE_BYTES
+from megatron_tlm.data.inputs import KNOWN
+from megatron_tlm.data.preprocess import Listener, Options, preprocess
 from megatron_tlm.data.tokenizers import TYPE_NAMES, load_tokenizer
 
 EXAMPLES = """\
@@ -17,7 +19,11 @@ examples:
   megatron-tlm preprocess --input 'shards/*.jsonl' --json-keys title text --output-prefix corpus \\
       --tokenizer-type HuggingFaceTokenizer --tokenizer-model tokenizer.json
 
-The pair is Megatron's, byte for byte, and the same for any number of workers. It appears when it is complete.
+  zcat dump.gz | megatron-tlm preprocess --input - --on-bad-line quarantine --output-prefix corpus \\
+      --tokenizer-model tok.model
+
+The pair is Megatron's, byte for byte, and the same for any number of workers. It appears when it is complete. A run
+that ended early, however it did, is continued by the same command: what is finished is recognised by its content.
 """
 
 
@@ -25,11 +31,34 @@ def add_arguments(parser: ArgumentParser) -> None:
     """The options of Megatron's `preprocess_data.py`."""
     source = parser.add_argument_group("text")
     source.add_argument(
-        "--input", nargs="+", required=True, metavar="FILE", help="files or globs: .jsonl, .json, .txt, plain or .gz"
+        "--input",
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help=f"files, globs, folders, or - for JSON lines on standard input: {KNOWN}",
     )
     source.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY", help="keys to take (default: text)")
     source.add_argument(
         "--keep-newlines", action="store_true", help="accepted for Megatron's sake: newlines are always kept"
+    )
+    source.add_argument(
+        "--txt-document",
+        choices=("file", "paragraph"),
+        default="file",
+        help="a document of a .txt: the whole file, or what stands between blank lines (default: file)",
+    )
+    source.add_argument(
+        "--on-bad-line",
+        choices=("stop", "skip", "quarantine"),
+        default="stop",
+        help="each is told with file, line and reason; quarantine keeps them in PREFIX_bad_lines.jsonl (default: stop)",
+    )
+    source.add_argument(
+        "--max-line-mb",
+        type=float,
+        default=MAX_LINE_BYTES / 1e6,
+        metavar="MB",
+        help=f"a longer line is a bad one; encoding takes some 50 times its size (default: {MAX_LINE_BYTES / 1e6:.0f})",
     )
     tokenizer = parser.add_argument_group("tokenizer")
     tokenizer.add_argument(
@@ -46,6 +75,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     runtime.add_argument("--workers", type=int, metavar="N", help="processes (default: one per core)")
     runtime.add_argument(
         "--log-interval", type=int, default=1000, metavar="N", help="documents between progress lines (default: 1000)"
+    )
+    runtime.add_argument(
+        "--restart", action="store_true", help="start anew where a run of this prefix ended early, not continue it"
     )
 
 
@@ -68,21 +100,31 @@ def run(args: Namespace) -> int:
 
 def _preprocess(args: Namespace) -> int:
     tokenizer = load_tokenizer(args.tokenizer_type, args.tokenizer_model, vocab_size=args.vocab_size)
-    result = preprocess(
-        args.input,
-        args.output_prefix,
-        tokenizer,
+    options = Options(
         json_keys=args.json_keys,
         append_eod=args.append_eod,
         workers=args.workers,
-        log_interval=args.log_interval,
-        report=lambda progress: print(progress, file=sys.stderr, flush=True),
+        text_unit=args.txt_document,
+        on_bad_line=args.on_bad_line,
+        max_line_bytes=int(args.max_line_mb * 1e6),
+        restart=args.restart,
     )
+    listener = Listener(progress=_say, tell=_say, interval=args.log_interval)
+    result = preprocess(args.input, args.output_prefix, tokenizer, options, listener)
     for prefix in result.prefixes.values():
         print(f"wrote {prefix}.bin and .idx")
-    empty = f", {result.empty_documents} of them empty" if result.empty_documents else ""
-    print(f"{result.documents} documents{empty}, {result.tokens} tokens in {result.elapsed_seconds:.1f} s")
+    counts = result.counts
+    if counts.num_bad:
+        kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(counts.bad_lines.items()))
+        where = f", kept in {result.quarantine}" if result.quarantine else ""
+        print(f"{counts.num_bad} bad lines left out ({kinds}){where}")
+    empty = f", {counts.empty_documents} of them empty" if counts.empty_documents else ""
+    print(f"{counts.documents} documents{empty}, {counts.tokens} tokens in {result.elapsed_seconds:.1f} s")
     return 0
+
+
+def _say(news: object) -> None:
+    print(news, file=sys.stderr, flush=True)
 
 
 def _leave(signum: int, frame: FrameType | None) -> None:

@@ -23,9 +23,7 @@ normalised, so decoding gives back every text.
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The flags of `tokenizer train`."""
-    parser.add_argument(
-        "--input", nargs="+", required=True, metavar="FILE", help="files or globs: .jsonl, .json, .txt, plain or .gz"
-    )
+    parser.add_argument("--input", nargs="+", required=True, metavar="FILE", help="files, globs or folders of text")
     parser.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY", help="keys to take (default: text)")
     parser.add_argument(
         "--model-prefix",

@@ -1,157 +1,194 @@
-"""Text on disk to documents: which files an input names, their lines, and what a line says.
+"""Files of text to documents: blocks of whole lines, cut at the same places whenever a file is read, and their lines.
 
-`.jsonl`, `.json` (one object a line) and `.txt` (the whole file is one document), each also with `.gz`.
+The process that reads cuts blocks and no more; what the lines say is worked out by whoever gets the block.
 """
 
 import gzip
-import io
 import json
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from glob import glob, has_magic
-from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
+from megatron_tlm.data.inputs import Source, open_source
+from megatron_tlm.data.lines import BadLine, Document, read_line, read_text, too_long
 from megatron_tlm.errors import DataError
 
-SUFFIXES = (".jsonl", ".json", ".txt")
 CHUNK_BYTES = 1 << 18
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+MAX_LINE_BYTES = 64_000_000  # sentencepiece takes some 50 bytes of memory for each of a text's
+PARQUET_ROWS = 256
 
-Document = dict[str, tuple[str, ...]]
-"""key -> its sequences: one for a text, several for a list of texts."""
+TextUnit = Literal["file", "paragraph"]
+"""What is one document of a .txt: all of it, or every run of lines between blank ones."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some consecutive lines of one file."""
+    """Some consecutive lines of one source; `lost_bytes` > 0: one line too long to keep, and no data."""
 
-    path: Path
+    name: str
+    unit: Literal["line", "file", "paragraph"]
     first_line: int
-    lines: tuple[bytes, ...]
-    input_bytes: int  # bytes of the file as it lies on disk, compressed or not, that were read for them
+    data: bytes
+    input_bytes: int  # of the file as it lies on disk, compressed or not, that were read for them
+    lost_bytes: int = 0
+    max_line_bytes: int = MAX_LINE_BYTES
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.first_line}"
+
+    def entries(self, keys: Sequence[str]) -> Iterator[Document | BadLine]:
+        """What the lines say; blank lines are passed over."""
+        if self.lost_bytes:
+            yield too_long(str(self), self.lost_bytes, self.max_line_bytes)
+        elif self.unit == "file":
+            yield read_text(self.data, keys, self.name)
+        elif self.unit == "paragraph":
+            for number, paragraph in _paragraphs(self.data, self.first_line):
+                yield read_text(paragraph, keys, f"{self.name}:{number}")
+        else:
+            for number, line in enumerate(self.data.split(b"\n"), self.first_line):
+                if line and not line.isspace():
+                    yield read_line(line, keys, f"{self.name}:{number}")
 
     def documents(self, keys: Sequence[str]) -> Iterator[Document]:
-        """What the lines say; blank lines are passed over. Raises DataError naming file and line."""
-        for number, line in enumerate(self.lines, self.first_line):
-            if is_plain_text(self.path):
-                yield {key: (_decode(line, f"{self.path}"),) for key in keys}
-            elif line.strip():
-                yield parse_line(line, keys, f"{self.path}:{number}")
+        """As `entries`, but DataError for a bad line, naming file and line."""
+        for entry in self.entries(keys):
+            if isinstance(entry, BadLine):
+                raise entry.error()
+            yield entry
 
 
-def expand_inputs(patterns: Sequence[str]) -> tuple[Path, ...]:
-    """The files that paths and globs name, each pattern's in sorted order; every file once."""
-    paths: dict[Path, None] = {}
-    for pattern in patterns:
-        matches = sorted(glob(pattern, recursive=True)) if has_magic(pattern) else [pattern]
-        files = [Path(match) for match in matches if Path(match).is_file()]
-        if not files:
-            raise DataError(f"input = {pattern!r} matches no file; give paths or globs of {', '.join(SUFFIXES)} (.gz)")
-        paths |= dict.fromkeys(files)
-    for path in paths:
-        if _suffix(path) not in SUFFIXES:
-            raise DataError(f"input = {str(path)!r} is not one of {', '.join(SUFFIXES)}, plain or .gz; rename it")
-    return tuple(paths)
+def read_chunks(
+    sources: Sequence[Source],
+    chunk_bytes: int = CHUNK_BYTES,
+    *,
+    keys: Sequence[str] = ("text",),
+    text_unit: TextUnit = "file",
+    max_line_bytes: int = MAX_LINE_BYTES,
+) -> Iterator[Chunk]:
+    """The lines of all sources in order, in blocks of about `chunk_bytes` of text; a longer line is a block.
 
-
-def is_plain_text(path: Path) -> bool:
-    return _suffix(path) == ".txt"
-
-
-def read_chunks(paths: Sequence[Path], chunk_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
-    """The lines of all files in order, in chunks of about `chunk_bytes` of text."""
-    for path in paths:
-        number, start, position = 1, 1, 0
-        lines: list[bytes] = []
-        size = 0
+    `keys` are the columns to take of a Parquet file. Raises DataError for what cannot be read or unpacked.
+    """
+    for source in sources:
+        number = 1
         try:
-            with ExitStack() as stack:
-                raw = stack.enter_context(path.open("rb"))
-                for line in _read_lines(path, raw, stack):
-                    lines.append(line)
-                    size += len(line)
-                    number += 1
-                    if size >= chunk_bytes:
-                        yield Chunk(path, start, tuple(lines), raw.tell() - position)
-                        lines, size, start, position = [], 0, number, raw.tell()
-                if lines:
-                    yield Chunk(path, start, tuple(lines), raw.tell() - position)
+            if source.kind == "parquet":
+                yield from _read_rows(source, keys)
+                continue
+            with open_source(source) as (file, raw):
+                position = 0
+                for unit, data, lost_bytes in _read_blocks(source, file, chunk_bytes, text_unit, max_line_bytes):
+                    end = raw.tell() if raw is not None else position + len(data) + lost_bytes
+                    yield Chunk(str(source), unit, number, data, end - position, lost_bytes, max_line_bytes)
+                    number += 1 if lost_bytes else data.count(b"\n")
+                    position = end
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise DataError(f"{path}:{number} = no whole gzip file ({error}); copy it again") from error
+            kind = "zstandard" if source.packing == ".zst" else "gzip"
+            raise DataError(f"{source}:{number} = no whole {kind} file ({error}); copy it again") from error
         except OSError as error:
-            raise DataError(f"{path}:{number} = cannot be read ({error.strerror}); mend it or leave it out") from error
+            raise DataError(
+                f"{source}:{number} = cannot be read ({error.strerror}); mend it or leave it out"
+            ) from error
 
 
-def _read_lines(path: Path, raw: IO[bytes], stack: ExitStack) -> Iterator[bytes]:
-    file: IO[bytes] = raw
-    if path.suffix == ".gz":
-        unpacked = stack.enter_context(gzip.GzipFile(fileobj=raw))
-        file = io.BufferedReader(unpacked, 1 << 20)  # GzipFile's own readline is several times slower
-    if is_plain_text(path):
-        yield file.read()
-        return
-    first = file.readline()
-    if first:
-        yield first.removeprefix(BYTE_ORDER_MARK)
-        yield from file
+Block = tuple[Literal["line", "file", "paragraph"], bytes, int]
 
 
-def parse_line(line: bytes, keys: Sequence[str], address: str) -> Document:
-    """One JSON object: its value under every key, a text or a list of texts."""
-    text = _decode(line, address)
+def _read_blocks(source: Source, file: IO[bytes], size: int, text_unit: TextUnit, limit: int) -> Iterator[Block]:
+    """`(unit, whole lines, bytes of one too long to keep)`."""
+    if source.kind == "lines":
+        yield from _read_lines(file, min(size, limit), limit)
+    elif text_unit == "paragraph":
+        yield from _read_paragraphs(source, file, size, limit)
+    else:
+        data = file.read(limit + 1)
+        if len(data) > limit:
+            lost_bytes = len(data)
+            while skipped := file.read(size):
+                lost_bytes += len(skipped)
+            yield "file", b"", lost_bytes
+        else:
+            yield "file", data, 0
+
+
+def _read_lines(file: IO[bytes], size: int, limit: int) -> Iterator[Block]:
+    rest: list[bytes] = []  # the start of a line, without its newline
+    rest_bytes = 0
+    while block := file.read(size):
+        first = block.find(b"\n")
+        if rest_bytes + (first if first >= 0 else len(block)) > limit:
+            while first < 0:
+                rest_bytes += len(block)
+                block = file.read(size)
+                first = block.find(b"\n") if block else 0
+            yield "line", b"", rest_bytes + first
+            rest, rest_bytes, block = [], 0, block[first + 1 :]
+        cut = block.rfind(b"\n") + 1
+        if cut:
+            yield "line", b"".join([*rest, memoryview(block)[:cut]]), 0
+            rest, rest_bytes = [], 0
+        if cut < len(block):
+            rest.append(block[cut:])
+            rest_bytes += len(block) - cut
+    if rest:
+        yield "line", b"".join(rest), 0
+
+
+def _read_paragraphs(source: Source, file: IO[bytes], size: int, limit: int) -> Iterator[Block]:
+    """Cut behind blank lines."""
+    rest = b""
+    while block := file.read(size):
+        rest += block
+        cut = max(rest.rfind(b"\n\n") + 2, rest.rfind(b"\n\r\n") + 3)
+        if cut > 2:
+            yield "paragraph", rest[:cut], 0
+            rest = rest[cut:]
+        if len(rest) > limit:
+            raise DataError(f"{source} = {len(rest)} bytes without a blank line exceed {limit}; raise --max-line-mb")
+    if rest:
+        yield "paragraph", rest, 0
+
+
+def _paragraphs(data: bytes, first_line: int) -> Iterator[tuple[int, bytes]]:
+    """`(number of its first line, text)`: what stands between blank lines, without its last newline."""
+    start, kept = first_line, list[bytes]()
+    for number, line in enumerate((*data.split(b"\n"), b""), first_line):
+        if line and not line.isspace():
+            start = start if kept else number
+            kept.append(line)
+        elif kept:
+            yield start, b"\n".join(kept).removesuffix(b"\r")
+            kept = []
+
+
+def _name_type(value: object) -> dict[str, None]:
+    """Whatever JSON cannot spell is no text either."""
+    return {type(value).__name__: None}
+
+
+def _read_rows(source: Source, keys: Sequence[str]) -> Iterator[Chunk]:
+    """The rows of a Parquet file, each as the JSON line that it stands for."""
     try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{address} = {_shorten(text)} is no JSON ({error}); mend or remove the line") from None
-    if not isinstance(record, dict):
-        raise DataError(f"{address} = {_shorten(text)} is no JSON object; write {{{json.dumps(keys[0])}: ...}}")
-    document: Document = {}
-    for key in keys:
-        if key not in record:
-            found = ", ".join(map(repr, record)) or "none"
-            raise DataError(f"{address} = no key {key!r} among its keys ({found}); choose with --json-keys")
-        value = record[key]
-        sequences = value if isinstance(value, list) else [value]
-        for sequence in sequences:
-            if not isinstance(sequence, str):
-                raise DataError(
-                    f"{address} = {key!r} holds {type(sequence).__name__}, not text; give a text or a list of texts"
-                )
-            _check_unicode(sequence, address)
-        document[key] = tuple(sequences)
-    return document
-
-
-def _decode(raw: bytes, address: str) -> str:
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
         raise DataError(
-            f"{address} = byte 0x{raw[error.start]:02x} at offset {error.start} is not UTF-8; convert the text"
+            "input = .parquet needs the package pyarrow, which is not installed; pip install pyarrow"
         ) from None
-
-
-def _check_unicode(text: str, address: str) -> None:
-    """JSON can spell half a surrogate pair, which no tokenizer takes."""
-    if text.isascii():
-        return
     try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{address} = lone surrogate U+{ord(text[error.start]):04X} at character {error.start} is no text; "
-            "mend or remove the line"
-        ) from None
-
-
-def _shorten(text: str) -> str:
-    text = text.strip()
-    return repr(text if len(text) <= 60 else text[:57] + "...")
-
-
-def _suffix(path: Path) -> str:
-    name = path.with_suffix("") if path.suffix == ".gz" else path
-    return name.suffix
+        file = parquet.ParquetFile(source.path)
+        names = file.schema_arrow.names
+        for key in keys:
+            if key not in names:
+                raise DataError(f"{source} = no column {key!r} among {', '.join(names)}; choose with --json-keys")
+        number, told = 1, 0
+        for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=list(dict.fromkeys(keys))):
+            data = b"".join(json.dumps(row, default=_name_type).encode() + b"\n" for row in batch.to_pylist())
+            number += batch.num_rows
+            done = source.size_bytes * (number - 1) // file.metadata.num_rows
+            yield Chunk(str(source), "line", number - batch.num_rows, data, done - told)
+            told = done
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{source} = no whole Parquet file ({error}); copy it again") from error

@@ -1,167 +1,188 @@
 """Text to a Megatron `.bin/.idx` pair per key: `{output_prefix}_{key}_document`, the same bytes for any workers."""
 
 import contextlib
+import json
 import os
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from megatron_tlm.data.documents import Chunk, expand_inputs, read_chunks
+from megatron_tlm.data.documents import MAX_LINE_BYTES, Chunk, TextUnit, read_chunks
+from megatron_tlm.data.encode import EncodedChunk, Encoder
 from megatron_tlm.data.index_format import token_dtype
-from megatron_tlm.data.indexed_dataset import IndexedDatasetWriter
+from megatron_tlm.data.indexed_dataset import pair_paths
+from megatron_tlm.data.inputs import Source, expand_inputs
+from megatron_tlm.data.lines import BadLine
+from megatron_tlm.data.progress import Counts, Progress
 from megatron_tlm.data.tokenizers import Tokenizer
+from megatron_tlm.data.work_folder import WorkFolder
 from megatron_tlm.data.workers import ordered_map
 from megatron_tlm.errors import DataError
 
+OnBadLine = Literal["stop", "skip", "quarantine"]
+
 
 @dataclass(frozen=True)
-class Progress:
-    """How far a run is; `str()` of it is the line to show."""
+class Options:
+    """How text is read and written; `restart`: do not continue what a killed run left."""
 
-    documents: int
-    tokens: int
-    text_bytes: int  # of the lines read, uncompressed
-    input_bytes: int  # of the files as they lie on disk
-    total_input_bytes: int
-    elapsed_seconds: float
+    json_keys: Sequence[str] = ("text",)
+    append_eod: bool = False
+    workers: int | None = None
+    text_unit: TextUnit = "file"
+    on_bad_line: OnBadLine = "stop"
+    max_line_bytes: int = MAX_LINE_BYTES
+    restart: bool = False
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise DataError(f"workers = {self.workers} is below 1; give 1 or more")
+        if self.max_line_bytes < 1:
+            raise DataError(f"max_line_bytes = {self.max_line_bytes} is below 1; give a positive size")
 
     @property
-    def eta_seconds(self) -> float:
-        return self.elapsed_seconds * (self.total_input_bytes / max(1, self.input_bytes) - 1)
-
-    def __str__(self) -> str:
-        seconds = max(self.elapsed_seconds, 1e-9)
-        return (
-            f"{self.documents} documents, {self.tokens} tokens, {self.text_bytes / 1e6:.1f} MB | "
-            f"{self.documents / seconds:.0f} documents/s, {self.text_bytes / 1e6 / seconds:.2f} MB/s, "
-            f"{self.tokens / seconds:.0f} tokens/s | {self.input_bytes / max(1, self.total_input_bytes):.0%}, "
-            f"ETA {_clock(self.eta_seconds)}"
-        )
+    def keys(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(self.json_keys))
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run wrote: the prefix of every key, for `--data-path`."""
+    """What a run wrote: the prefix of every key, for `--data-path`, and the bad lines if they were kept."""
 
     prefixes: dict[str, str]
-    documents: int
-    empty_documents: int  # under any key: they have a border but no sequence
-    tokens: int
+    counts: Counts
+    quarantine: Path | None
     elapsed_seconds: float
 
 
 @dataclass(frozen=True)
-class _Encoded:
-    """The documents of one chunk under one key."""
+class Listener:
+    """Who wants to know: how far the run is, and single lines of news."""
 
-    tokens: NDArray[np.integer]
-    lengths: NDArray[np.int32]  # of its sequences
-    sequences: NDArray[np.int32]  # of each document
-
-
-@dataclass(frozen=True)
-class _EncodedChunk:
-    by_key: dict[str, _Encoded]
-    documents: int
-    text_bytes: int
-    input_bytes: int
-
-
-@dataclass(frozen=True)
-class _Encoder:
-    """Chunk to ids: a pure function, so it does not matter which process runs it."""
-
-    tokenizer: Tokenizer
-    keys: tuple[str, ...]
-    append_eod: bool
-
-    def __call__(self, chunk: Chunk) -> _EncodedChunk:
-        documents = list(chunk.documents(self.keys))
-        by_key = {key: self._encode([document[key] for document in documents]) for key in self.keys}
-        return _EncodedChunk(by_key, len(documents), sum(map(len, chunk.lines)), chunk.input_bytes)
-
-    def _encode(self, documents: list[tuple[str, ...]]) -> _Encoded:
-        dtype = token_dtype(self.tokenizer.vocab_size)
-        end = [self.tokenizer.eod_id] if self.append_eod else []
-        pieces: list[NDArray[np.integer]] = [np.empty(0, dtype)]
-        sequences: list[int] = []
-        for texts in documents:
-            encoded = [ids for text in texts if (ids := self.tokenizer.encode(text))]
-            if encoded:  # Megatron's rule: an empty document gets no end either
-                encoded[-1] = encoded[-1] + end
-            pieces.extend(np.array(ids, dtype) for ids in encoded)
-            sequences.append(len(encoded))
-        lengths = np.array([len(piece) for piece in pieces[1:]], np.int32)
-        return _Encoded(np.concatenate(pieces), lengths, np.array(sequences, np.int32))
+    progress: Callable[[Progress], None] = lambda progress: None
+    tell: Callable[[str], None] = lambda text: None
+    interval: int = 1000  # documents between two calls of `progress`
 
 
 def preprocess(
     inputs: Sequence[str],
     output_prefix: str,
     tokenizer: Tokenizer,
-    *,
-    json_keys: Sequence[str] = ("text",),
-    append_eod: bool = False,
-    workers: int | None = None,
-    log_interval: int = 1000,
-    report: Callable[[Progress], None] | None = None,
+    options: Options = Options(),
+    listener: Listener = Listener(),
 ) -> Result:
-    """Tokenise all documents of the inputs in order; workers None means one per core.
+    """Tokenise all documents of the inputs in order.
 
-    `report` is called about every `log_interval` documents and at the end. Raises DataError for a bad line (file and
-    line), a dying worker or inputs without a document; then no output appears.
+    A run that ended early, however it did, is continued from its last finished part. Raises DataError for a bad line
+    (file and line) unless told otherwise, a dying worker, a full disk, or inputs without a document; then no output
+    appears.
     """
-    if workers is not None and workers < 1:
-        raise DataError(f"workers = {workers} is below 1; give 1 or more")
-    keys = tuple(dict.fromkeys(json_keys))
-    paths = expand_inputs(inputs)
-    if append_eod:
+    sources = expand_inputs(inputs)
+    if options.append_eod:
         _ = tokenizer.eod_id  # raises before any work where there is none
+    try:
+        return _preprocess(sources, output_prefix, tokenizer, options, listener)
+    except OSError as error:
+        raise DataError(
+            f"output_prefix = {output_prefix} cannot be written ({error.strerror}); make room, and repeat the command"
+        ) from error
+
+
+def _preprocess(
+    sources: tuple[Source, ...], output_prefix: str, tokenizer: Tokenizer, options: Options, listener: Listener
+) -> Result:
+    keys, started = options.keys, time.monotonic()
     prefixes = {key: f"{output_prefix}_{key}_document" for key in keys}
-    dtype = token_dtype(tokenizer.vocab_size)
-    started = time.monotonic()
-    progress = Progress(0, 0, 0, 0, sum(path.stat().st_size for path in paths), 0.0)
-    empty, due = 0, log_interval
-    with contextlib.ExitStack() as stack:
-        writers = {key: stack.enter_context(IndexedDatasetWriter(prefix, dtype)) for key, prefix in prefixes.items()}
-        encoded = ordered_map(
-            _Encoder(tokenizer, keys, append_eod), read_chunks(paths), workers=workers or available_cores()
-        )
-        for chunk in stack.enter_context(contextlib.closing(encoded)):
-            for key, part in chunk.by_key.items():
-                writers[key].add_documents(part.tokens, part.lengths, part.sequences)
-                empty += int((part.sequences == 0).sum())
-            progress = _advance(progress, chunk, time.monotonic() - started)
-            if report and progress.documents >= due:
-                report(progress)
-                due = progress.documents + log_interval
-        if progress.documents == 0:
-            raise DataError(f"input = {' '.join(inputs)} holds no document; give files with text in them")
-    if report:
-        report(progress)
-    return Result(prefixes, progress.documents, empty, progress.tokens, time.monotonic() - started)
+    quarantine = Path(f"{output_prefix}_bad_lines.jsonl") if options.on_bad_line == "quarantine" else None
+    read = partial(read_chunks, sources, keys=keys, text_unit=options.text_unit, max_line_bytes=options.max_line_bytes)
+    encoder = Encoder(tokenizer, keys, options.append_eod, stop=options.on_bad_line == "stop")
+    with _work_folder(output_prefix, tokenizer, options) as work:
+        progress = Progress(work.counts, work.counts, sum(source.size_bytes for source in sources), 0.0)
+        if work.counts.documents:
+            listener.tell(f"continuing: {work.counts.documents} documents are kept in {work.path}")
+        try:
+            chunks = work.remaining(read, rereadable=not any(source.is_stream for source in sources))
+            for far in _take_in(work, encoder, chunks, options, listener, progress):
+                listener.progress(replace(far, elapsed_seconds=time.monotonic() - started))
+            if work.counts.documents == 0:
+                raise DataError(
+                    f"input = {' '.join(map(str, sources))} holds no document; give files with text in them"
+                )
+            work.publish({key: pair_paths(prefix) for key, prefix in prefixes.items()}, quarantine)
+        except BaseException:
+            if work.is_kept:
+                listener.tell(f"finished parts are kept in {work.path}: the same command continues behind them")
+            raise
+    kept_lines = quarantine if quarantine is not None and work.counts.num_bad else None
+    return Result(prefixes, work.counts, kept_lines, time.monotonic() - started)
+
+
+def _work_folder(output_prefix: str, tokenizer: Tokenizer, options: Options) -> WorkFolder:
+    settings = {
+        "tokenizer": tokenizer_digest(tokenizer),
+        "json_keys": list(options.keys),
+        "append_eod": options.append_eod,
+        "text_unit": options.text_unit,
+        "max_line_bytes": options.max_line_bytes,
+    }
+    return WorkFolder(
+        output_prefix,
+        options.keys,
+        token_dtype(tokenizer.vocab_size),
+        settings,
+        on_bad_line=options.on_bad_line,
+        restart=options.restart,
+    )
+
+
+def _take_in(
+    work: WorkFolder,
+    encoder: Encoder,
+    chunks: Iterator[Chunk],
+    options: Options,
+    listener: Listener,
+    progress: Progress,
+) -> Iterator[Progress]:
+    """All chunks through the workers into the folder; yields when it is time to tell how far it is, and at the end."""
+    due = work.counts.documents + listener.interval
+    encoded = ordered_map(encoder, chunks, workers=options.workers or available_cores())
+    with contextlib.closing(encoded):
+        for chunk in encoded:
+            for line in chunk.bad_lines:
+                listener.tell(f"bad line: {line.reason}")
+            work.add(chunk, _quarantined(chunk) if options.on_bad_line == "quarantine" else b"")
+            if work.counts.documents >= due:
+                yield replace(progress, counts=work.counts)
+                due = work.counts.documents + listener.interval
+    yield replace(progress, counts=work.counts)
+
+
+def _quarantined(chunk: EncodedChunk) -> bytes:
+    return b"".join(_quarantine_record(line) for line in chunk.bad_lines)
+
+
+def _quarantine_record(line: BadLine) -> bytes:
+    """`raw` is the line itself; bytes that are no UTF-8 stand in it as lone surrogates, Python's surrogateescape."""
+    raw = line.raw.decode("utf-8", errors="surrogateescape")
+    record = {"address": line.address, "kind": line.kind, "reason": line.reason, "raw": raw}
+    return json.dumps(record).encode() + b"\n"
+
+
+def tokenizer_digest(tokenizer: Tokenizer) -> str:
+    """Equal for tokenizers that are saved as the same files."""
+    with tempfile.TemporaryDirectory(prefix="tokenizer-") as folder:
+        tokenizer.save_to(folder)
+        digest = sha256()
+        for path in sorted(Path(folder).iterdir()):
+            digest.update(path.read_bytes())
+        return digest.hexdigest()
 
 
 def available_cores() -> int:
     """Cores this process may use, which on a shared node are fewer than it has."""
     return len(os.sched_getaffinity(0))
-
-
-def _advance(progress: Progress, chunk: _EncodedChunk, elapsed_seconds: float) -> Progress:
-    return replace(
-        progress,
-        documents=progress.documents + chunk.documents,
-        tokens=progress.tokens + sum(len(part.tokens) for part in chunk.by_key.values()),
-        text_bytes=progress.text_bytes + chunk.text_bytes,
-        input_bytes=progress.input_bytes + chunk.input_bytes,
-        elapsed_seconds=elapsed_seconds,
-    )
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}"

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
-from megatron_tlm.data.documents import expand_inputs, read_chunks
+from megatron_tlm.data.documents import read_chunks
+from megatron_tlm.data.inputs import Source, expand_inputs
 from megatron_tlm.data.tokenizer_files import END_PIECES, check_ids, read_model, replace_file, save_tokenizer
 from megatron_tlm.errors import DataError
 
@@ -93,9 +94,9 @@ def train_sentencepiece(
     decoding gives back every text. `max_documents` trains on a fixed random choice of them.
     """
     tell = report or (lambda line: None)
-    paths = expand_inputs(inputs)
-    tell(f"reading {len(paths)} file(s)")
-    texts = _choose(_read_texts(paths, json_keys), max_documents)
+    sources = expand_inputs(inputs)
+    tell(f"reading {len(sources)} file(s)")
+    texts = _choose(_read_texts(sources, json_keys), max_documents)
     num_bytes = sum(len(text.encode()) for text in texts)
     if not num_bytes:
         raise DataError(f"input = {' '.join(inputs)} holds no text under {', '.join(json_keys)}; give more")
@@ -154,8 +155,8 @@ def _explain(message: str, vocab_size: int) -> str:
     return f"vocab_size = {vocab_size} could not be trained: {message}"
 
 
-def _read_texts(paths: Sequence[Path], keys: Sequence[str]) -> Iterator[str]:
-    for chunk in read_chunks(paths):
+def _read_texts(sources: Sequence[Source], keys: Sequence[str]) -> Iterator[str]:
+    for chunk in read_chunks(sources, keys=keys):
         for document in chunk.documents(keys):
             for sequences in document.values():
                 yield from (text for text in sequences if text)

@@ -22,7 +22,8 @@ def ordered_map(
     """`map(function, items)` on forked processes; the function itself is inherited, never pickled.
 
     An exception of the function is raised when its turn comes, so the first bad item is the one reported. Raises
-    DataError when a worker dies. Leaving the iteration, however, ends all workers; so does the death of this process.
+    DataError when a worker dies, naming its item. Leaving the iteration, however, ends all workers; so does the death
+    of this process.
     """
     if workers == 1:
         yield from map(function, items)
@@ -49,6 +50,7 @@ class _Crew(Generic[Item, Result]):
 
     def run(self, items: Iterator[Item]) -> Iterator[Result]:
         idle, busy = list(self.lines), dict[Connection, int]()
+        self.holds: dict[Connection, Item] = {}
         results: dict[int, Result | BaseException] = {}
         given = told = 0
         more = True
@@ -64,6 +66,7 @@ class _Crew(Generic[Item, Result]):
                     given += 1
                 else:
                     line = idle.pop()
+                    self.holds[line] = item
                     self._send(line, item)
                     busy[line] = given
                     given += 1
@@ -97,7 +100,8 @@ class _Crew(Generic[Item, Result]):
         code = process.exitcode
         how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
         return DataError(
-            f"workers = {len(self.lines)} lost one ({how}); if memory ran out, give fewer --workers, and start again"
+            f"workers = {len(self.lines)} lost one ({how}) at {self.holds[line]}; "
+            "if memory ran out, give fewer --workers, and start again"
         )
 
     def end(self) -> None:

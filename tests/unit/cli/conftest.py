@@ -10,7 +10,7 @@ from megatron_tlm.checkpoint.facts import Facts
 from megatron_tlm.checkpoint.save import Piece, begin, commit, write_part
 from megatron_tlm.config.dump import as_mapping
 from megatron_tlm.config.schema import Config, DataConfig, ModelConfig, ParallelConfig
-from megatron_tlm.data.indexed_dataset import IndexedDatasetWriter
+from megatron_tlm.data.pair_writer import IndexedDatasetWriter
 from megatron_tlm.data.tokenizers import ByteTokenizer
 from megatron_tlm.plan.build import build_plan
 from tests.tiny_model import random_weights

@@ -81,7 +81,7 @@ def test_a_terminated_run_leaves_nothing(tmp_path: Path) -> None:
         for _ in range(60):
             file.write(json.dumps({"text": "many words " * 100_000}) + "\n")
     process = subprocess.Popen([*command, "--tokenizer-type", "ByteTokenizer", "--workers", "2"])
-    partial = out / ".a_text_document.bin.partial"
+    partial = out / ".a.preprocess" / "0.tokens"
     deadline = time.monotonic() + 60
     while not (partial.exists() and partial.stat().st_size):
         assert process.poll() is None

@@ -8,38 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_tlm.data.documents import expand_inputs, parse_line, read_chunks
+from megatron_tlm.data.documents import TextUnit, read_chunks
+from megatron_tlm.data.inputs import expand_inputs
+from megatron_tlm.data.lines import BadLine
 from megatron_tlm.errors import DataError
 
-ADDRESS = "corpus.jsonl:7"
 
-
-def read(*paths: Path, keys: tuple[str, ...] = ("text",), chunk_bytes: int = 1 << 18) -> list[dict[str, object]]:
-    return [document for chunk in read_chunks(paths, chunk_bytes) for document in chunk.documents(keys)]
-
-
-def test_globs_are_sorted_and_every_file_comes_once(tmp_path: Path) -> None:
-    for name in ("b.jsonl", "a.jsonl.gz", "c.txt", "notes.md"):
-        (tmp_path / name).touch()
-    found = expand_inputs([str(tmp_path / "c.txt"), str(tmp_path / "*.jsonl*"), str(tmp_path / "b.jsonl")])
-    assert [path.name for path in found] == ["c.txt", "a.jsonl.gz", "b.jsonl"]
-
-
-@pytest.mark.parametrize(
-    ("pattern", "message"),
-    [
-        ("none.jsonl", "input = .*none.jsonl' matches no file"),
-        ("*.csv", "input = .*csv' matches no file"),
-        (".", "matches no file"),
-        ("notes.md", r"notes\.md' is not one of \.jsonl, \.json, \.txt"),
-        ("corpus.gz", r"corpus\.gz' is not one of"),
-    ],
-)
-def test_inputs_that_cannot_be_meant(tmp_path: Path, pattern: str, message: str) -> None:
-    for name in ("notes.md", "corpus.gz"):
-        (tmp_path / name).touch()
-    with pytest.raises(DataError, match=message):
-        expand_inputs([str(tmp_path / pattern)])
+def read(
+    *paths: Path, keys: tuple[str, ...] = ("text",), chunk_bytes: int = 1 << 18, text_unit: TextUnit = "file"
+) -> list[dict[str, object]]:
+    sources = expand_inputs([str(path) for path in paths])
+    chunks = read_chunks(sources, chunk_bytes, keys=keys, text_unit=text_unit)
+    return [document for chunk in chunks for document in chunk.documents(keys)]
 
 
 @given(st.lists(st.text(max_size=20), max_size=12), st.integers(1, 100))
@@ -59,7 +39,7 @@ def test_progress_counts_the_bytes_on_disk(tmp_path: Path) -> None:
     raw = b'{"text": "x"}\n' * 5000
     paths[0].write_bytes(raw)
     paths[1].write_bytes(gzip.compress(raw))
-    chunks = list(read_chunks(paths, 1000))
+    chunks = list(read_chunks(expand_inputs([str(path) for path in paths]), 1000))
     assert len(chunks) > 10
     assert sum(chunk.input_bytes for chunk in chunks) == sum(path.stat().st_size for path in paths)
 
@@ -75,32 +55,6 @@ def test_a_text_file_is_one_document_unchanged(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(text.encode())
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(text.encode()))
     assert read(tmp_path / "a.txt", tmp_path / "b.txt.gz") == [{"text": (text,)}] * 2
-
-
-def test_several_keys_and_lists_of_texts() -> None:
-    line = json.dumps({"text": ["one", "two"], "title": "three", "n": 4}).encode()
-    assert parse_line(line, ("title", "text"), ADDRESS) == {"title": ("three",), "text": ("one", "two")}
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (b'{"text": "a"', r"is no JSON \(Expecting ',' delimiter"),
-        (b"{" * 9 + b"x" * 100, r"= '\{{9}x{48}\.\.\.' is no JSON"),
-        (b"[" * 100_000, "is no JSON"),
-        (b'["a"]', r"""= '\["a"\]' is no JSON object; write \{"text": \.\.\.\}"""),
-        (b'{"id": 1, "body": "a"}', r"= no key 'text' among its keys \('id', 'body'\); choose with --json-keys"),
-        (b"{}", r"= no key 'text' among its keys \(none\)"),
-        (b'{"text": 5}', "= 'text' holds int, not text"),
-        (b'{"text": null}', "= 'text' holds NoneType, not text"),
-        (b'{"text": ["a", 5]}', "= 'text' holds int, not text"),
-        (b'{"text": "\xff"}', r"= byte 0xff at offset 10 is not UTF-8"),
-        (b'{"text": "ab\\ud83d"}', r"= lone surrogate U\+D83D at character 2"),
-    ],
-)
-def test_a_bad_line_is_told_with_its_address(line: bytes, message: str) -> None:
-    with pytest.raises(DataError, match=f"(?s)^{ADDRESS} .*{message}"):
-        parse_line(line, ("text",), ADDRESS)
 
 
 def test_the_line_number_is_that_of_the_file(tmp_path: Path) -> None:
@@ -125,3 +79,75 @@ def test_a_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes("naïve".encode("latin-1"))
     with pytest.raises(DataError, match=r"a\.txt = byte 0xef at offset 2 is not UTF-8"):
         read(tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 7, 64, 1 << 18])
+def test_paragraphs_stand_between_blank_lines(tmp_path: Path, chunk_bytes: int) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\n\none\n two\n \t\nthree\r\n\r\n\n\nfour\n\n")
+    expected = [{"text": ("one\n two",)}, {"text": ("three",)}, {"text": ("four",)}]
+    assert read(path, chunk_bytes=chunk_bytes, text_unit="paragraph") == expected
+
+
+def test_a_bad_paragraph_is_told_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one\n\ntwo\n\nthr\xff\n")
+    with pytest.raises(DataError, match=r"a\.txt:5 = byte 0xff at offset 3 is not UTF-8"):
+        read(tmp_path / "a.txt", text_unit="paragraph")
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 10, 1000])
+def test_a_line_too_long_is_passed_over_and_told(tmp_path: Path, chunk_bytes: int) -> None:
+    path = tmp_path / "a.jsonl"
+    long = b'{"text": "%s"}' % (b"x" * 100)
+    exact = b'{"text": "%s"}' % (b"y" * 38)
+    assert len(exact) == 50
+    path.write_bytes(b"\n".join([b'{"text": "a"}', long, exact, b'{"text": "b"}', long]))
+    told = []
+    for chunk in read_chunks(expand_inputs([str(path)]), chunk_bytes, max_line_bytes=50):
+        for entry in chunk.entries(["text"]):
+            told.append(entry.reason if isinstance(entry, BadLine) else entry["text"][0][:1])
+    why = "= 112 bytes exceed the 50 of a line; raise --max-line-mb, or mend the line"
+    assert told == ["a", f"{path}:2 {why}", "y", "b", f"{path}:5 {why}"]
+
+
+def test_a_text_file_too_long_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"x" * 100)
+    (chunk,) = read_chunks(expand_inputs([str(tmp_path / "a.txt")]), max_line_bytes=99)
+    with pytest.raises(DataError, match=r"a\.txt:1 = 100 bytes exceed the 99"):
+        list(chunk.documents(["text"]))
+    (tmp_path / "b.txt").write_bytes(b"x\n" * 100)
+    with pytest.raises(DataError, match=r"b\.txt = 200 bytes without a blank line exceed 99"):
+        list(read_chunks(expand_inputs([str(tmp_path / "b.txt")]), text_unit="paragraph", max_line_bytes=99))
+
+
+def test_parquet_rows_are_documents(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "a.parquet"
+    texts = [f"text {number} \u00e4\n" for number in range(600)]
+    parquet.write_table(pyarrow.table({"n": list(range(600)), "text": texts}), path)
+    assert read(path) == [{"text": (text,)} for text in texts]
+    chunks = list(read_chunks(expand_inputs([str(path)])))
+    assert sum(chunk.input_bytes for chunk in chunks) == path.stat().st_size
+    with pytest.raises(DataError, match=r"a\.parquet = no column 'body' among n, text"):
+        read(path, keys=("body",))
+    parquet.write_table(pyarrow.table({"text": ["a", None, b"c".hex()]}), path)
+    with pytest.raises(DataError, match=r"a\.parquet:2 = 'text' holds NoneType"):
+        read(path)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match=r"a\.parquet = no whole Parquet file"):
+        read(path)
+
+
+def test_zstandard_is_read_frame_after_frame(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    path = tmp_path / "a.jsonl.zst"
+    raw = b'{"text": "x"}\n' * 5000
+    packed = zstandard.compress(raw) + zstandard.compress(raw)
+    path.write_bytes(packed)
+    assert len(read(path)) == 10000
+    for damaged in (packed[:-5], b"plain text", packed[: len(packed) // 2 + 3]):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"a\.jsonl\.zst:\d+ = no whole zstandard file"):
+            read(path)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from megatron_tlm.data.gpt_dataset import GPTDataset, check_vocabulary
-from megatron_tlm.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
+from megatron_tlm.data.indexed_dataset import IndexedDataset
+from megatron_tlm.data.pair_writer import IndexedDatasetWriter
 from megatron_tlm.errors import DataError
 
 

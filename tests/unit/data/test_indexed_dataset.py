@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_tlm.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
+from megatron_tlm.data.indexed_dataset import IndexedDataset
+from megatron_tlm.data.pair_writer import IndexedDatasetWriter
 from megatron_tlm.errors import DataError
 
 UINT16 = np.dtype(np.uint16)
@@ -167,7 +168,7 @@ def test_two_writers_of_one_prefix_are_refused(tmp_path: Path) -> None:
 def test_a_killed_writer_leaves_no_pair_and_bars_no_successor(tmp_path: Path) -> None:
     program = (
         "import sys, time, numpy as np\n"
-        "from megatron_tlm.data.indexed_dataset import IndexedDatasetWriter\n"
+        "from megatron_tlm.data.pair_writer import IndexedDatasetWriter\n"
         "with IndexedDatasetWriter(sys.argv[1], np.dtype(np.uint16)) as writer:\n"
         "    writer.add_document(range(60000))\n"
         "    time.sleep(60)\n"

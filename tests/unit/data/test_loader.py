@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from megatron_tlm.config.schema import DataConfig
 from megatron_tlm.data.blend import BlendedDataset
 from megatron_tlm.data.gpt_dataset import GPTDataset
-from megatron_tlm.data.indexed_dataset import IndexedDatasetWriter
 from megatron_tlm.data.loader import Datasets, build_datasets, micro_batches
 from megatron_tlm.data.mock_dataset import MockDataset
+from megatron_tlm.data.pair_writer import IndexedDatasetWriter
 from megatron_tlm.errors import DataError
 
 

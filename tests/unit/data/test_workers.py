@@ -56,7 +56,9 @@ def test_a_dying_worker_ends_the_run() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return item
 
-    with pytest.raises(DataError, match=r"workers = 2 lost one \(SIGKILL\); if memory ran out, give fewer --workers"):
+    with pytest.raises(
+        DataError, match=r"workers = 2 lost one \(SIGKILL\) at 5; if memory ran out, give fewer --workers"
+    ):
         list(ordered_map(die, range(100), workers=2))
 
 

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_tlm.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
+from megatron_tlm.data.indexed_dataset import IndexedDataset
+from megatron_tlm.data.pair_writer import IndexedDatasetWriter
 from megatron_tlm.evaluation.windows import count_windows, windows
 
 

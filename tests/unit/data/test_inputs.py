@@ -1,0 +1,72 @@
+"""Which files an input names, and standard input."""
+
+import gzip
+import io
+from pathlib import Path
+
+import pytest
+
+from megatron_tlm.data.documents import read_chunks
+from megatron_tlm.data.inputs import Source, expand_inputs, open_source
+from megatron_tlm.errors import DataError
+
+
+def test_globs_are_sorted_and_every_file_comes_once(tmp_path: Path) -> None:
+    for name in ("b.jsonl", "a.jsonl.gz", "c.txt", "notes.md"):
+        (tmp_path / name).touch()
+    found = expand_inputs([str(tmp_path / "c.txt"), str(tmp_path / "*.jsonl*"), str(tmp_path / "b.jsonl")])
+    assert [source.path.name for source in found] == ["c.txt", "a.jsonl.gz", "b.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("none.jsonl", "input = .*none.jsonl' matches no file of text"),
+        ("*.csv", "input = .*csv' matches no file of text"),
+        ("notes.md", r"notes\.md' is not one of \.jsonl, \.json, \.txt"),
+        ("corpus.gz", r"corpus\.gz' is not one of"),
+    ],
+)
+def test_inputs_that_cannot_be_meant(tmp_path: Path, pattern: str, message: str) -> None:
+    for name in ("notes.md", "corpus.gz"):
+        (tmp_path / name).touch()
+    with pytest.raises(DataError, match=message):
+        expand_inputs([str(tmp_path / pattern)])
+
+
+def test_a_folder_stands_for_the_text_below_it(tmp_path: Path) -> None:
+    for name in ("b/2.jsonl.zst", "b/1.parquet", "a.txt.gz", "notes.md", ".hidden/c.jsonl", ".a.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    found = expand_inputs([str(tmp_path)])
+    assert found == (
+        Source(tmp_path / "a.txt.gz", "text", ".gz"),
+        Source(tmp_path / "b/1.parquet", "parquet"),
+        Source(tmp_path / "b/2.jsonl.zst", "lines", ".zst"),
+    )
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"empty' matches no file of text"):
+        expand_inputs([str(tmp_path / "empty")])
+
+
+class Standard:
+    """A stand-in for sys.stdin."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.buffer = io.BufferedReader(io.BytesIO(raw))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_standard_input_is_lines_packed_or_not(monkeypatch: pytest.MonkeyPatch, pack: type[bytes]) -> None:
+    monkeypatch.setattr("sys.stdin", Standard(pack(b'{"text": "a"}\n{"text": "b"}\n')))
+    (source,) = expand_inputs(["-"])
+    assert str(source) == "standard input"
+    assert source.size_bytes == 0
+    documents = [document for chunk in read_chunks([source]) for document in chunk.documents(["text"])]
+    assert documents == [{"text": ("a",)}, {"text": ("b",)}]
+
+
+def test_an_empty_standard_input_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", Standard(b""))
+    with open_source(Source(Path("-"), "lines")) as (file, raw):
+        assert (file.read(), raw) == (b"", None)
