@@ -13,6 +13,7 @@ from megatron_tlm.model.stage import Stage
 from megatron_tlm.model.units import block_options
 from megatron_tlm.plan.build import Plan
 from megatron_tlm.train.engine import Engine
+from megatron_tlm.train.optimizer import check_stages
 from megatron_tlm.train.quiet import prepare_deepspeed
 
 
@@ -33,6 +34,7 @@ def build_engine(config: Config, plan: Plan, mesh: Mesh) -> Engine:
 
     The process group must stand: DeepSpeed builds groups of its own in it.
     """
+    check_stages(plan)
     device = training_device(config)
     prepare_deepspeed(device)
     # Only now: DeepSpeed reads its environment while it is imported, and takes seconds.

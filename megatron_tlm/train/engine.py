@@ -14,16 +14,21 @@ from torch import Tensor, nn
 
 from megatron_tlm.comm.groups import AxisGroup
 from megatron_tlm.layers.loss import vocab_parallel_cross_entropy
+from megatron_tlm.train.multi_frequency import LevelReport
 
 MicroBatches = Iterator[NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """One optimizer step: mean loss of the global batch, norm of its whole gradient before clipping."""
+    """One optimizer step: mean loss of the global batch, norm of its whole gradient before clipping.
+
+    `levels` tells what the levels of a continuum memory did, where the model has one.
+    """
 
     loss: float
     grad_norm: float
+    levels: tuple[LevelReport, ...] = ()
 
 
 class Engine(Protocol):

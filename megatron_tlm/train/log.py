@@ -7,13 +7,15 @@ per evaluation (step, valid_loss, valid_ppl). A run that goes back to an older s
 import json
 import math
 import os
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from megatron_tlm.config.schema import LoggingConfig
 from megatron_tlm.train.engine import StepResult
 from megatron_tlm.train.metrics import Speed, duration, measure, perplexity, short
+from megatron_tlm.train.multi_frequency import LevelReport
 from megatron_tlm.train.plot import PLOT_NAME, write_loss_plot
 
 METRICS_NAME = "metrics.jsonl"
@@ -94,6 +96,7 @@ class WritingLog:
     def __init__(self, config: LoggingConfig, scale: Scale, first_step: int, resolved_config: str) -> None:
         self._config, self._scale = config, scale
         self._interval = _Interval()
+        self._ratios: dict[int, float] = {}
         self._metrics: TextIO | None = None
         self._board: Any = None
         self._folder = Path(config.log_dir) if config.log_dir else None
@@ -116,6 +119,8 @@ class WritingLog:
         speed = self._scale.speed(1, report.seconds)
         self._interval.losses.append(report.result.loss)
         self._interval.seconds += report.seconds
+        moved = {level.level: level.update_ratio for level in report.result.levels if level.update_ratio is not None}
+        self._ratios |= moved
         self._write_json(report, speed)
         self._write_scalars(
             report.step,
@@ -130,10 +135,13 @@ class WritingLog:
                 "iteration-time": report.seconds,
                 "throughput": speed.tflops_per_device,
                 "tokens-per-second": speed.tokens_per_second,
+                **{name: value for level in report.result.levels for name, value in level_scalars(level)},
             },
         )
         if report.step % self._config.log_interval == 0 or report.step == self._scale.train_steps:
             self.say(self._line(report))
+            for level in report.result.levels:
+                self.say(level_line(level, self._ratios.get(level.level)))
             self._interval = _Interval()
 
     def evaluation(self, step: int, samples: int, loss: float) -> None:
@@ -185,13 +193,14 @@ class WritingLog:
                 "tokens_per_second": speed.tokens_per_second,
                 "tflops_per_device": speed.tflops_per_device,
                 "mfu": speed.mfu,
+                **({"levels": [asdict(level) for level in report.result.levels]} if report.result.levels else {}),
             }
         )
 
     def _append(self, record: dict[str, Any]) -> None:
         if self._metrics is not None:
             # JSON has no infinity, and a perplexity can be it.
-            finite = {key: value if value is None or math.isfinite(value) else None for key, value in record.items()}
+            finite = {key: value if _is_finite(value) else None for key, value in record.items()}
             self._metrics.write(json.dumps(finite) + "\n")
 
     def _write_scalars(self, step: int, samples: int, scalars: dict[str, float]) -> None:
@@ -199,6 +208,27 @@ class WritingLog:
             for name, value in scalars.items():
                 self._board.add_scalar(name, value, step)
                 self._board.add_scalar(f"{name} vs samples", value, samples)
+
+
+def _is_finite(value: Any) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def level_scalars(report: LevelReport) -> Iterator[tuple[str, float]]:
+    """A level's curves; a level that is not learning shows as one whose update ratio has fallen to nothing."""
+    yield f"cms level {report.level} grad-norm", report.grad_norm
+    yield f"cms level {report.level} updates", report.updates
+    if report.update_ratio is not None:
+        yield f"cms level {report.level} update ratio", report.update_ratio
+
+
+def level_line(report: LevelReport, last_ratio: float | None) -> str:
+    """`last_ratio` is that of the last update seen, perhaps some steps ago."""
+    told = "no update seen yet" if last_ratio is None else f"last update {last_ratio:.2e} of its weights"
+    return (
+        f"  level {report.level}, every {report.period} steps | grad norm {report.grad_norm:.2e} | "
+        f"{report.updates} updates | {told}"
+    )
 
 
 def take_back(metrics: Path, last_step: int) -> None:

@@ -26,7 +26,7 @@ from megatron_tlm.plan.build import Plan
 from megatron_tlm.plan.grid import Coordinate
 from megatron_tlm.train.deepspeed_config import deepspeed_config
 from megatron_tlm.train.engine import MicroBatches, StepResult, mean_loss, split_batch
-from megatron_tlm.train.optimizer import build_optimizer, clip_gradients, parameter_groups, set_learning_rate
+from megatron_tlm.train.optimizer import build_optimizer, clip_gradients, level_groups, read_levels, set_learning_rate
 from megatron_tlm.train.quiet import hushed
 
 
@@ -69,13 +69,14 @@ class PipelineEngine:
         self.parameters = stage.global_parameters()
         self._config, self._plan, self._mesh = config, plan, mesh
         self._norm = 0.0
-        groups = parameter_groups(self.parameters, plan.parameter_specs, config.optimizer.weight_decay)
+        groups = level_groups(self.parameters, config, plan, mesh)
+        optimizer = build_optimizer(groups, config.optimizer, config.architecture.cms_update)
         settings = deepspeed_config(config, micro_batches=plan.micro_batches, data=mesh.data.size)
         with hushed():
             deepspeed.init_distributed(verbose=False)
             self.deepspeed, *_ = deepspeed.initialize(
                 model=StagePipeline(stage, plan, mesh),
-                optimizer=build_optimizer(groups, config.optimizer),
+                optimizer=optimizer,
                 config=settings,
             )
         if config.parallel.zero_stage == 0:
@@ -86,7 +87,8 @@ class PipelineEngine:
         loss = float(self.deepspeed.train_batch(self._batches(micro_batches, self._plan.micro_batches)))
         if self._config.parallel.zero_stage > 0:
             self._norm = float(self.deepspeed.get_global_grad_norm())
-        return StepResult(loss, self._norm)
+        levels = read_levels(self.deepspeed.basic_optimizer, self._config, self._plan, self._mesh)
+        return StepResult(loss, self._norm, levels)
 
     def evaluate(self, micro_batches: MicroBatches, count: int) -> float:
         batches = self._batches(micro_batches, count)

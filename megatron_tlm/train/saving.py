@@ -19,6 +19,7 @@ from megatron_tlm.errors import CheckpointError
 from megatron_tlm.plan.build import Plan
 from megatron_tlm.train.agree import agree
 from megatron_tlm.train.engine import Engine
+from megatron_tlm.train.optimizer import run_periods
 from megatron_tlm.train.state import load_state, state_pieces
 
 
@@ -71,6 +72,8 @@ def resume(config: Config, engine: Engine, plan: Plan, mesh: Mesh, source: Path)
     def load() -> Facts:
         with Reader(source) as reader:
             reader.require(plan.shape)
+            if optimizer:
+                check_windows(config, plan, reader.manifest.facts)
             load_state(engine, plan, mesh, config.parallel.zero_stage, reader, optimizer=optimizer)
             return reader.manifest.facts
 
@@ -135,4 +138,24 @@ def _facts(config: Config, plan: Plan, progress: Progress) -> Facts:
         grid=plan.grid,
         zero_stage=config.parallel.zero_stage,
         stages=plan.stages,
+        extra=_windows(config, plan),
     )
+
+
+def check_windows(config: Config, plan: Plan, facts: Facts) -> None:
+    """CheckpointError where open windows were gathered for other periods, or for another kind of update."""
+    for name, ours in _windows(config, plan).items():
+        saved = facts.extra.get(name, ours)
+        if saved != ours:
+            raise CheckpointError(
+                f"{name} = {ours} differs from {saved}, by which the checkpoint's step {facts.step} gathered its "
+                "windows; give the same, or --no-load-optim to start new ones"
+            )
+
+
+def _windows(config: Config, plan: Plan) -> dict[str, str]:
+    """What the state of slow levels depends on, in steps, since a period in tokens follows the batch."""
+    if plan.shape.cms_levels == 1:
+        return {}
+    periods = " ".join(map(str, run_periods(config, plan)))
+    return {"cms_periods": periods, "cms_update": config.architecture.cms_update}

@@ -4,6 +4,7 @@
     weight              ZeRO 0-2: the whole local tensor on every data rank; ZeRO 3: a flat range of it
     master              float32 copy that is stepped (ZeRO 1-3); stored only where weights are not float32 themselves
     exp_avg, exp_avg_sq beside what is stepped: the whole local tensor (ZeRO 0) or this data rank's flat range of it
+    window_sum          the same, of levels that are not updated at every step
 
 A flat range of a local tensor is a few boxes of the global one, so each rank writes what it steps, and reads only that:
 no gathering, and a checkpoint of any layout fits any other.
@@ -24,7 +25,7 @@ from megatron_tlm.comm.groups import Mesh
 from megatron_tlm.plan.build import Plan
 from megatron_tlm.plan.shards import Extent, Shard, overlap
 from megatron_tlm.train.engine import Engine
-from megatron_tlm.train.optimizer import MOMENTS, begin_state
+from megatron_tlm.train.optimizer import STATE_ROLES, begin_state
 
 WEIGHT, MASTER = "weight", "master"
 
@@ -51,14 +52,14 @@ def state_fragments(engine: Engine, zero_stage: int, *, moments: bool) -> list[F
         fragment
         for name, parameter in engine.parameters.items()
         for fragment in of_stage(engine.deepspeed.optimizer, name, parameter)
-        if moments or fragment.role not in MOMENTS
+        if moments or fragment.role not in STATE_ROLES
     ]
 
 
 def _whole(optimizer: Any, name: str, parameter: nn.Parameter) -> Iterator[Fragment]:
     """ZeRO 0: torch's own optimizer steps the parameter itself."""
     yield Fragment(name, WEIGHT, 0, parameter.detach().view(-1), shared=True)
-    for role in MOMENTS:
+    for role in STATE_ROLES:
         if role in optimizer.state.get(parameter, {}):
             yield Fragment(name, role, 0, optimizer.state[parameter][role].view(-1), shared=True)
 
@@ -76,7 +77,7 @@ def _partitioned(optimizer: Any, name: str, parameter: nn.Parameter) -> Iterator
     local, inside = mapping.lp_fragment_address, mapping.hp_fragment_address
     (stepped,) = optimizer.param_groups[mapping.param_group_index]["params"]
     state = optimizer.state.get(stepped, {})
-    tensors = {MASTER: stepped.detach()} | {role: state[role] for role in MOMENTS if role in state}
+    tensors = {MASTER: stepped.detach()} | {role: state[role] for role in STATE_ROLES if role in state}
     for role, tensor in tensors.items():
         stored = role != MASTER or parameter.dtype != torch.float32
         values = tensor.narrow(0, inside.start, inside.numel)
@@ -89,8 +90,9 @@ def _scattered(optimizer: Any, name: str, parameter: Any) -> Iterator[Fragment]:
     start = scattered.numel() * optimizer._get_param_partition_rank(parameter)
     count = max(0, min(scattered.numel(), parameter.ds_numel - start))
     tensors = {WEIGHT: scattered.detach(), MASTER: optimizer.get_local_fp32_param(parameter).detach()}
-    if optimizer.state:
-        tensors |= {role: optimizer.get_local_fp32_param(parameter, role) for role in MOMENTS}
+    group, *_ = optimizer.grad_position[optimizer.get_param_id(parameter)]
+    state = optimizer.optimizer.state.get(optimizer.fp32_partitioned_groups_flat[group], {})
+    tensors |= {role: optimizer.get_local_fp32_param(parameter, role) for role in STATE_ROLES if role in state}
     for role, tensor in tensors.items():
         stored = role != MASTER or parameter.dtype != torch.float32
         yield Fragment(name, role, start, tensor.view(-1)[:count], shared=False, stored=stored)
@@ -114,7 +116,7 @@ def fragment_boxes(fragment: Fragment, held: Shard) -> Iterator[tuple[Extent, Te
 def state_pieces(engine: Engine, plan: Plan, mesh: Mesh, zero_stage: int, *, optimizer: bool) -> list[Piece]:
     """What this rank writes of a checkpoint; over all ranks, each tensor once. `optimizer`: masters and moments too."""
     own = {spec.name for unit in plan.stage_units(mesh.coordinate.pipe) for spec in unit.parameters}
-    roles = {WEIGHT, MASTER, *MOMENTS} if optimizer else {WEIGHT}
+    roles = {WEIGHT, MASTER, *STATE_ROLES} if optimizer else {WEIGHT}
     held = [
         fragment
         for fragment in state_fragments(engine, zero_stage, moments=optimizer)
@@ -169,9 +171,14 @@ def load_state(engine: Engine, plan: Plan, mesh: Mesh, zero_stage: int, reader: 
         wrapped.persistent_parameters[0].all_gather(wrapped.persistent_parameters)
 
 
-def _stepped(engine: Engine, zero_stage: int) -> list[Tensor]:
-    """The tensors that torch's optimizer steps, in the order of its groups."""
+def _stepped(engine: Engine, zero_stage: int) -> list[tuple[Tensor, int]]:
+    """The tensors that torch's optimizer steps, and the period of each."""
     optimizer = engine.deepspeed.optimizer
+    groups = optimizer.param_groups
     if zero_stage == 3:
-        return list(optimizer.fp32_partitioned_groups_flat)
-    return [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        flat = optimizer.fp32_partitioned_groups_flat
+        return [
+            (tensor, groups[optimizer.sub_group_to_group_id[index]].get("period", 1))
+            for index, tensor in enumerate(flat)
+        ]
+    return [(tensor, group.get("period", 1)) for group in groups for tensor in group["params"]]

@@ -29,6 +29,8 @@ from megatron_tlm.train.engine import Engine
 from megatron_tlm.train.log import RunLog, Scale, SilentLog, WritingLog
 from megatron_tlm.train.loop import Run, train_loop
 from megatron_tlm.train.metrics import peak_tflops, short
+from megatron_tlm.train.multi_frequency import level_news
+from megatron_tlm.train.optimizer import run_periods
 from megatron_tlm.train.saving import Progress, find_resume, resume, save
 from megatron_tlm.train.schedule import Schedule, build_schedule
 
@@ -115,7 +117,8 @@ def _run(config: Config, prepared: Prepared) -> None:
     engine = build_engine(config, plan, mesh)
     progress = Progress() if prepared.source is None else resume(config, engine, plan, mesh, prepared.source)
     log = agree(lambda: _build_log(config, prepared, mesh, progress))
-    for text in (*prepared.news, *_opening(prepared, engine, progress)):
+    levels = level_news(run_periods(config, plan), prepared.train_steps)
+    for text in (*prepared.news, *_opening(prepared, engine, progress), *levels):
         log.say(text)
     if data.train is None or progress.step >= prepared.train_steps:
         log.say(f"nothing to do: step {progress.step} of {prepared.train_steps} is done; raise --train-iters")

@@ -16,7 +16,7 @@ from megatron_tlm.model.stage import Stage
 from megatron_tlm.plan.build import Plan
 from megatron_tlm.train.deepspeed_config import deepspeed_config
 from megatron_tlm.train.engine import MicroBatches, StepResult, mean_loss, split_batch
-from megatron_tlm.train.optimizer import build_optimizer, clip_gradients, parameter_groups, set_learning_rate
+from megatron_tlm.train.optimizer import build_optimizer, clip_gradients, level_groups, read_levels, set_learning_rate
 from megatron_tlm.train.quiet import hushed
 
 
@@ -63,12 +63,13 @@ class ZeroEngine:
     def __init__(self, config: Config, plan: Plan, mesh: Mesh, stage: Stage) -> None:
         self.parameters = stage.global_parameters()
         self._config, self._plan, self._mesh = config, plan, mesh
-        groups = parameter_groups(self.parameters, plan.parameter_specs, config.optimizer.weight_decay)
+        groups = level_groups(self.parameters, config, plan, mesh)
+        optimizer = build_optimizer(groups, config.optimizer, config.architecture.cms_update)
         settings = deepspeed_config(config, micro_batches=plan.micro_batches, data=mesh.data.size)
         with hushed():
             deepspeed.init_distributed(verbose=False)
             self.deepspeed, *_ = deepspeed.initialize(
-                model=stage, optimizer=build_optimizer(groups, config.optimizer), config=settings, mpu=Units(mesh)
+                model=stage, optimizer=optimizer, config=settings, mpu=Units(mesh)
             )
 
     def train_step(self, micro_batches: MicroBatches, learning_rate: float) -> StepResult:
@@ -86,7 +87,8 @@ class ZeroEngine:
             engine.step()
         if self._config.parallel.zero_stage > 0:
             norm = float(engine.get_global_grad_norm())
-        return StepResult(self._mean(float(total) / count, self._mesh.data), norm)
+        levels = read_levels(engine.basic_optimizer, self._config, self._plan, self._mesh)
+        return StepResult(self._mean(float(total) / count, self._mesh.data), norm, levels)
 
     @torch.no_grad()
     def evaluate(self, micro_batches: MicroBatches, count: int) -> float:

@@ -12,6 +12,7 @@ from tests.ranks import run_ranks
 from tests.tiny_model import VOCABULARY
 from tests.tiny_model import tiny_plan as plan_of
 
+
 @pytest.mark.parametrize("query_groups", [8, 2, 1])
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize("degree", [2, 4])

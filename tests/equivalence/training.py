@@ -5,7 +5,7 @@ Everything is compared by global name, so a layout cannot hide a shard in the wr
 
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
@@ -24,8 +24,9 @@ from megatron_tlm.model.stage import Stage
 from megatron_tlm.plan.build import Plan, build_plan
 from megatron_tlm.train.build import build_engine
 from megatron_tlm.train.engine import Engine, mean_loss
-from megatron_tlm.train.optimizer import parameter_groups
+from megatron_tlm.train.optimizer import parameter_groups, run_periods
 from megatron_tlm.train.quiet import prepare_deepspeed
+from tests.cms_oracle import History, Rule
 
 VOCAB = 61
 GLOBAL_BATCH = 4
@@ -84,7 +85,7 @@ def tiny(**changes: Any) -> Config:
         optimizer=OptimizerConfig(clip_grad=0.25, lr_decay_style="constant", weight_decay=0.1, adam_eps=1e-3),
         parallel=ParallelConfig(),
     )
-    for section in ("model", "taper", "training", "optimizer", "parallel"):
+    for section in ("model", "architecture", "taper", "training", "optimizer", "parallel"):
         part = getattr(config, section)
         own = {name: value for name, value in changes.items() if hasattr(part, name)}
         config = replace(config, **{section: replace(part, **own)})
@@ -110,28 +111,58 @@ def plain_run(config: Config, steps: int = STEPS) -> Trained:
     stage = Stage(plan)
     init_stage(stage, plan, seed=config.training.seed)
     parameters = stage.global_parameters()
-    groups = parameter_groups(parameters, plan.parameter_specs, config.optimizer.weight_decay)
     betas = (config.optimizer.adam_beta1, config.optimizer.adam_beta2)
+    slow = slow_histories(config, plan, parameters)
+    specs = {name: spec for name, spec in plan.parameter_specs.items() if name not in slow}
+    fast = {name: parameter for name, parameter in parameters.items() if name not in slow}
+    groups = parameter_groups(fast, specs, config.optimizer.weight_decay)
     optimizer = torch.optim.AdamW(groups, betas=betas, eps=config.optimizer.adam_eps, foreach=False)
     losses, norms, data = [], [], batches(alone)
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATES[step]
         loss = _plain_loss(stage, next(data))
-        optimizer.zero_grad()
+        stage.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         norms.append(float(torch.nn.utils.clip_grad_norm_(stage.parameters(), config.optimizer.clip_grad or torch.inf)))
         optimizer.step()
+        for name, history in slow.items():
+            gradient = parameters[name].grad
+            assert gradient is not None
+            history.step(gradient, LEARNING_RATES[step])
+            parameters[name].data.copy_(history.value)
         losses.append(loss.item())
     tensors = {}
     for name, parameter in parameters.items():
         rows = plan.parameter_specs[name].shape[0]
         tensors[name, "weight"] = parameter.detach()[:rows].clone()
+        if name in slow:
+            moments = dict(zip(("exp_avg", "exp_avg_sq"), slow[name].moments(), strict=True))
+            tensors |= {(name, role): moment for role, moment in moments.items()}
+            tensors[name, "window_sum"] = slow[name].window()
+            continue
         for role in ("exp_avg", "exp_avg_sq"):
             tensors[name, role] = optimizer.state[parameter][role][:rows].clone()
     with torch.no_grad():
         valid = _plain_loss(stage, next(data)).item()
     return Trained(losses, norms, tensors, valid)
+
+
+def slow_histories(config: Config, plan: Plan, parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, History]:
+    """The oracle of every parameter that is not updated at every step, by name."""
+    periods, optimizer = (1, *run_periods(config, plan)), config.optimizer
+    histories = {}
+    for name, parameter in parameters.items():
+        spec = plan.parameter_specs[name]
+        rule = Rule(
+            period=periods[spec.level],
+            decay=optimizer.weight_decay if spec.decay else 0.0,
+            betas=(optimizer.adam_beta1, optimizer.adam_beta2),
+            epsilon=optimizer.adam_eps,
+        )
+        if rule.period > 1:
+            histories[name] = History(parameter.detach().clone(), rule, config.architecture.cms_update)
+    return histories
 
 
 def _plain_loss(stage: Stage, batch: NDArray[np.int64]) -> Tensor:

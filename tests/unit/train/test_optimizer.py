@@ -76,7 +76,7 @@ def test_nvidias_apex_steps_where_it_can() -> None:
     assert apex_fused_adam() is FakeFusedAdam
     made = build_optimizer(parameter_groups(parameters(), SPECS, 0.1), OptimizerConfig())
     assert isinstance(made, FakeFusedAdam)
-    begin_state(made, [tensor for group in made.param_groups for tensor in group["params"]], 7)
+    begin_state(made, [(tensor, 1) for group in made.param_groups for tensor in group["params"]], 7)
     assert [group["step"] for group in made.param_groups] == [7, 7]
     assert all(set(state) == {"exp_avg", "exp_avg_sq"} for state in made.state.values())
 
@@ -101,7 +101,7 @@ def test_state_begun_at_a_step_goes_on_as_if_it_had_been_taken() -> None:
         parameter.grad = gradients[0][name]
     first.step()
     second = build_optimizer(parameter_groups(carried, SPECS, 0.1), OptimizerConfig(lr=0.1))
-    begin_state(second, carried.values(), 1)
+    begin_state(second, [(tensor, 1) for tensor in carried.values()], 1)
     for name, parameter in carried.items():
         parameter.data.copy_(through[name])
         for role in ("exp_avg", "exp_avg_sq"):

@@ -1,0 +1,101 @@
+"""Every architecture under DeepSpeed, in any layout, trains as one process of plain torch; Hope's levels as the oracle.
+
+A window is left open at the end of the five steps, so that what is gathered of it is compared as well.
+"""
+
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from megatron_tlm.errors import PlanError
+from megatron_tlm.train.optimizer import check_stages
+from tests.equivalence.test_train import GRID, PIPE, SEQUENCE, TENSOR, TWO_STAGES, ZERO, assert_same_run, show
+from tests.equivalence.training import VOCAB, Trained, build_plan, engine_run, plain_run, tiny
+from tests.ranks import run_ranks
+
+UNMATCHED = {"match_params": False}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "gated": {"mixer": "gated_attention", **UNMATCHED},
+    "gated-headwise-normed": {"mixer": "gated_attention", "attention_gate": "headwise", "qk_norm": True, **UNMATCHED},
+    "hope": {"cms_levels": 3, "cms_periods": (1, 2, 3), "ffn_hidden_size": 96},
+    "hope-sum": {"cms_levels": 3, "cms_periods": (1, 2, 3), "cms_update": "sum", "ffn_hidden_size": 96},
+}
+HOPE = ("hope", "hope-sum")
+LAYOUTS: list[tuple[int, dict[str, Any]]] = [
+    (2, {ZERO: 1}),
+    (2, {TENSOR: 2, ZERO: 0}),
+    (2, {TENSOR: 2, ZERO: 1, **SEQUENCE}),
+    (2, {**TWO_STAGES, ZERO: 1}),
+    (4, {**GRID, ZERO: 1, **SEQUENCE}),
+    (2, {ZERO: 3, "recompute_granularity": "full"}),
+]
+
+
+@cache
+def reference(name: str) -> Trained:
+    return plain_run(tiny(**ARCHITECTURES[name]))
+
+
+CASES = [
+    *(("gated", ranks, changes) for ranks, changes in LAYOUTS),
+    ("gated-headwise-normed", 2, {TENSOR: 2, ZERO: 0}),
+    ("gated-headwise-normed", 4, {**GRID, ZERO: 1, **SEQUENCE}),
+    *(("hope", ranks, changes) for ranks, changes in LAYOUTS),
+    ("hope", 1, {ZERO: 0}),
+    ("hope", 2, {ZERO: 2}),
+    ("hope", 2, {**TWO_STAGES, ZERO: 0}),
+    ("hope-sum", 2, {ZERO: 1}),
+    ("hope-sum", 2, {ZERO: 3}),
+]
+
+
+@pytest.mark.parametrize(("name", "ranks", "changes"), CASES, ids=show)
+def test_a_layout_trains_as_one_process(name: str, ranks: int, changes: dict[str, Any]) -> None:
+    runs = run_ranks(ranks, engine_run, tiny(**ARCHITECTURES[name], **changes), ranks)
+    assert_same_run(runs[0], reference(name))
+
+
+@pytest.mark.parametrize("name", HOPE)
+def test_zero_3_may_split_a_level_into_sub_groups(name: str, tmp_path: Any) -> None:
+    path = tmp_path / "deepspeed.json"
+    path.write_text('{"zero_optimization": {"sub_group_size": 2000}}')
+    config = tiny(**ARCHITECTURES[name], zero_stage=3, deepspeed_config=str(path))
+    assert_same_run(run_ranks(2, engine_run, config, 2)[0], reference(name))
+
+
+def test_a_stage_may_end_between_two_levels_of_a_layer() -> None:
+    config = tiny(**ARCHITECTURES["hope"], **TWO_STAGES, num_layers=4)
+    plan = build_plan(config, VOCAB)
+    assert [plan.stage_units(0)[-1].name, plan.stage_units(1)[0].name] == ["layers.1.mlp.1", "layers.1.mlp.2"]
+    assert_same_run(run_ranks(2, engine_run, config, 2)[0], plain_run(config))
+
+
+def test_a_stage_without_a_level_is_refused_on_every_rank() -> None:
+    plan = build_plan(tiny(**ARCHITECTURES["hope"], **{PIPE: 8}), VOCAB)
+    with pytest.raises(PlanError, match=r"pipeline stage \d = \d+ parameters, 0 of them of level"):
+        check_stages(plan)
+
+
+def test_slow_weights_in_bf16_are_their_masters() -> None:
+    run = run_ranks(2, engine_run, tiny(bf16=True, **ARCHITECTURES["hope"]), 2)[0]
+    torch.testing.assert_close(run.losses, reference("hope").losses, rtol=3e-3, atol=0)
+    for (parameter, role), tensor in run.tensors.items():
+        if role == "master":
+            assert torch.equal(run.tensors[parameter, "weight"], tensor.bfloat16().float())
+
+
+@pytest.mark.parametrize("name", HOPE)
+def test_a_slow_level_moves_at_the_ends_of_its_windows_alone(name: str) -> None:
+    config = tiny(**ARCHITECTURES[name])
+    weights = [run_ranks(1, engine_run, config, 1, steps)[0].tensors for steps in (1, 2, 3)]
+    for level, moves_in in ((0, (2, 3)), (1, (2,)), (2, (3,))):
+        key = (f"layers.1.mlp.{level}.up.weight", "weight")
+        moved = tuple(
+            step
+            for step, (a, b) in enumerate(pairwise(weights), 2)
+            if not torch.equal(a[key], b[key])
+        )
+        assert moved == moves_in
