@@ -142,9 +142,6 @@ _REFUSED = {
     "each rank runs one stage; leave it out": """
         --num-layers-per-virtual-pipeline-stage --num-virtual-stages-per-pipeline-rank
     """,
-    "stages are cut where the slowest is fastest, see `megatron-tlm plan`; leave it out": """
-        --decoder-first-pipeline-num-layers --decoder-last-pipeline-num-layers --pipeline-model-parallel-layout
-    """,
     "widths follow a schedule; give --taper-schedule, --taper-start, --taper-end": "--heterogeneous-layers-config-path",
     "the batch size is fixed; give --global-batch-size": "--rampup-batch-size --step-batch-size-schedule",
     "runs stop by steps; give --exit-interval": "--exit-duration-in-mins",

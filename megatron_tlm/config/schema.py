@@ -10,11 +10,12 @@ from typing import Any, Literal
 
 from megatron_tlm.config.architecture import ArchitectureConfig
 from megatron_tlm.config.field import at_least, below_one, option, required
+from megatron_tlm.config.parallel import ParallelConfig as ParallelConfig
+from megatron_tlm.config.parallel import Recompute as Recompute
 from megatron_tlm.errors import ConfigError
 
 TaperSchedule = Literal["uniform", "cosine", "linear", "sigmoid", "wider-early", "wider-middle", "wider-late"]
 DecayStyle = Literal["cosine", "linear", "constant", "WSD", "inverse-square-root"]
-Recompute = Literal["full", "selective"]
 TokenizerType = Literal["SentencePieceTokenizer", "HuggingFaceTokenizer", "ByteTokenizer"]
 
 
@@ -102,38 +103,6 @@ class TaperConfig:
         for name in ("taper_start", "taper_end"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"taper.{name} = {getattr(self, name)} is not positive; the paper uses 1.5 and 0.5")
-
-
-@dataclass(frozen=True)
-class ParallelConfig:
-    """How the work is laid over ranks; the data degree is world size / (tensor x pipeline)."""
-
-    tensor_model_parallel_size: int = option(1, "ranks that share each layer")
-    pipeline_model_parallel_size: int = option(1, "stages the layers are cut into")
-    sequence_parallel: bool = option(False, "split norms and residuals over the tensor ranks along the sequence")
-    zero_stage: int = option(1, "DeepSpeed ZeRO stage: 0-3 without pipeline, 0-1 with one")
-    recompute_granularity: Recompute | None = option(
-        None, "recompute in backward: full (each unit) or selective (attention core)"
-    )
-    deepspeed_config: str | None = option(
-        None, "a DeepSpeed JSON merged into ours; a contradiction is an error", metavar="FILE"
-    )
-    distributed_backend: Literal["nccl", "gloo"] | None = option(
-        None, "communication library (default: nccl with GPUs, else gloo)"
-    )
-    distributed_timeout_minutes: float = option(10.0, "a collective that takes longer ends the run")
-
-    def __post_init__(self) -> None:
-        at_least(
-            "parallel", self, {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "zero_stage": 0}
-        )
-        if self.zero_stage > 3:
-            raise ConfigError(f"parallel.zero_stage = {self.zero_stage} is above 3; DeepSpeed has stages 0, 1, 2, 3")
-        if self.distributed_timeout_minutes <= 0:
-            raise ConfigError(
-                f"parallel.distributed_timeout_minutes = {self.distributed_timeout_minutes:g} is not positive; "
-                "give minutes"
-            )
 
 
 @dataclass(frozen=True)

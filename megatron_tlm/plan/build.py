@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from megatron_tlm.config.schema import Config
@@ -11,12 +12,13 @@ from megatron_tlm.errors import PlanError
 from megatron_tlm.plan.costs import UnitCost, unit_cost
 from megatron_tlm.plan.cut import Cut, Objective, best_cut
 from megatron_tlm.plan.grid import Grid
-from megatron_tlm.plan.hardware import Hardware, Profile
+from megatron_tlm.plan.hardware import Hardware, find_hardware, load_profile, parse_bytes
+from megatron_tlm.plan.manual import check_stages, manual_stages
 from megatron_tlm.plan.memory import MemoryUse, TrainingState
 from megatron_tlm.plan.params import ParameterSpec
 from megatron_tlm.plan.partition import partition
 from megatron_tlm.plan.pieces import Piece
-from megatron_tlm.plan.refusal import refuse_overfull
+from megatron_tlm.plan.refusal import check_memory, refuse_overfull
 from megatron_tlm.plan.resolve import build_shape, check_divisible, is_divisible
 from megatron_tlm.plan.setting import Setting, glue, merge
 from megatron_tlm.plan.shape import ModelShape
@@ -186,20 +188,23 @@ def build_plan(
     data: int = 1,
     shape: ModelShape | None = None,
     hardware: Hardware | None = None,
-    profile: Profile | None = None,
     memory_limit: int | None = None,
-    objective: Objective = "step-time",
 ) -> Plan:
-    """The plan of a run on `data` data ranks; `shape` overrides the model the configuration asks for.
+    """The plan of a run on `data` data ranks; `shape`, `hardware` and `memory_limit` override what the configuration
+    says of them.
 
-    The stages are those with the smallest `objective` whose ranks fit into `memory_limit` bytes. PlanError where heads,
-    a layer's width or the units cannot be shared out as asked, or no cut fits.
+    Stages given by hand are taken as they are; else they are those with the smallest `pipeline_objective` whose ranks
+    fit into memory. PlanError where heads, a layer's width or the units cannot be shared out as asked, or no cut fits.
     """
-    setting = build_setting(
-        config, vocab_size, data=data, shape=shape, hardware=hardware, profile=profile, memory_limit=memory_limit
-    )
+    setting = build_setting(config, vocab_size, data=data, shape=shape, hardware=hardware, memory_limit=memory_limit)
     units = build_units(setting.shape)
-    return plan_of(setting, units, cut_units(setting, units, objective))
+    by_hand = manual_stages(config.parallel, units)
+    if by_hand is None:
+        return plan_of(setting, units, cut_units(setting, units, config.parallel.pipeline_objective))
+    check_stages(by_hand, glue(units, setting), units)
+    plan = plan_of(setting, units, (by_hand, None))
+    check_memory(plan.memory, setting.memory_limit)
+    return plan
 
 
 def build_setting(
@@ -209,7 +214,6 @@ def build_setting(
     data: int = 1,
     shape: ModelShape | None = None,
     hardware: Hardware | None = None,
-    profile: Profile | None = None,
     memory_limit: int | None = None,
 ) -> Setting:
     """All that a configuration decides before the cut; PlanError for a tensor degree that does not divide the model."""
@@ -234,9 +238,9 @@ def build_setting(
         ),
         micro_batches=global_batch // (training.micro_batch_size * data),
         state=TrainingState(parallel.zero_stage, data, training.bf16, pipelined=grid.pipe > 1),
-        hardware=hardware,
-        profile=profile,
-        memory_limit=memory_limit,
+        hardware=hardware or (find_hardware(parallel.hardware) if parallel.hardware else None),
+        profile=load_profile(Path(parallel.hardware_profile)) if parallel.hardware_profile else None,
+        memory_limit=memory_limit or (parse_bytes(parallel.gpu_memory) if parallel.gpu_memory else None),
     )
 
 

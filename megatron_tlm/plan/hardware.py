@@ -5,6 +5,7 @@ in training, 0.5 unless a profile says otherwise.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -56,6 +57,21 @@ def find_hardware(name: str) -> Hardware:
     if name not in HARDWARE:
         raise PlanError(f"hardware = {name!r} is not among the {len(HARDWARE)} known; use {', '.join(HARDWARE)}")
     return HARDWARE[name]
+
+
+SIZES: Mapping[str, int] = MappingProxyType(
+    {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+    | {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+)
+
+
+def parse_bytes(text: str) -> int:
+    """A size such as 80GiB, 80 GB or 1000; PlanError for anything else."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*?)[bB]?\s*", text)
+    unit = f"{match[2].lower()}b" if match and match[2] else ""
+    if match is None or unit not in SIZES or float(match[1]) <= 0:
+        raise PlanError(f"gpu_memory = {text!r} is no size above 0; write 80GiB, 80GB or a number of bytes")
+    return int(float(match[1]) * SIZES[unit])
 
 
 @dataclass(frozen=True)

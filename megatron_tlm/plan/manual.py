@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
+from megatron_tlm.config.schema import ParallelConfig
 from megatron_tlm.errors import PlanError
 from megatron_tlm.plan.units import Unit
 
@@ -16,6 +17,25 @@ Stages = tuple[range, ...]
 LAYOUT_FLAG = "pipeline_model_parallel_layout"
 _GROUP = re.compile(r"\(([^()]*)\)(?:\*(\d+))?")
 _REPEAT = re.compile(r"([EtmL|])\*(\d+)")
+
+
+def manual_stages(parallel: ParallelConfig, units: Sequence[Unit]) -> Stages | None:
+    """The stages that a configuration gives by hand, None where it leaves them to us. PlanError for two ways."""
+    first, last = parallel.decoder_first_pipeline_num_layers, parallel.decoder_last_pipeline_num_layers
+    layout, cuts, stages = (
+        parallel.pipeline_model_parallel_layout,
+        parallel.pipeline_cuts,
+        parallel.pipeline_model_parallel_size,
+    )
+    ways = {"decoder_first/last_pipeline_num_layers": first or last, LAYOUT_FLAG: layout, "pipeline_cuts": cuts}
+    given = [name for name, value in ways.items() if value]
+    if len(given) > 1:
+        raise PlanError(f"{' and '.join(given)} both give the stages by hand, in {len(given)} ways; give one")
+    if first is not None or last is not None:
+        return stages_by_layer_counts(units, stages, first, last)
+    if layout is not None:
+        return stages_by_layout(units, stages, layout)
+    return stages_by_name(units, stages, cuts) if cuts else None
 
 
 def stages_by_layer_counts(

@@ -40,12 +40,25 @@ def refuse_overfull(setting: Setting, units: Sequence[Unit], ranges: Sequence[ra
     peak, stage, use = lightest_peak(setting, units, ranges)
     if peak <= limit:
         return
-    needs = ", ".join(f"{kind} {gibibytes(size)}" for kind, size in use.by_kind().items() if size)
     ways = "; ".join(f"{name} needs {gibibytes(size)}" for name, size in remedies(setting, units, peak))
     raise PlanError(
-        f"stage {stage} = {peak} bytes ({needs}) exceeds the memory limit of {limit} bytes in every cut into "
+        f"stage {stage} = {peak} bytes ({_by_kind(use)}) exceeds the memory limit of {limit} bytes in every cut into "
         f"{setting.grid.pipe} stages; {ways or 'use more ranks'}"
     )
+
+
+def check_memory(uses: Sequence[MemoryUse], limit: int | None) -> None:
+    """PlanError where stages given by hand do not fit."""
+    for stage, use in enumerate(uses):
+        if limit is not None and use.total > limit:
+            raise PlanError(
+                f"stage {stage} = {use.total} bytes ({_by_kind(use)}) exceeds the memory limit of {limit} bytes; "
+                "give it less by hand, or leave the cut to us"
+            )
+
+
+def _by_kind(use: MemoryUse) -> str:
+    return ", ".join(f"{kind} {gibibytes(size)}" for kind, size in use.by_kind().items() if size)
 
 
 def remedies(setting: Setting, units: Sequence[Unit], peak: int) -> list[tuple[str, int]]:

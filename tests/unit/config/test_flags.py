@@ -169,7 +169,6 @@ def test_a_wrong_flag_is_told(line: str, message: str) -> None:
         ("--transformer-impl transformer_engine", r"transformer_engine is not offered: layers are this package's own"),
         ("--rampup-batch-size 16 16 5859375", r"--rampup-batch-size 16 16 5859375 is not offered: the batch size is"),
         ("--heterogeneous-layers-config-path a.json", r"widths follow a schedule; give --taper-schedule"),
-        ("--pipeline-model-parallel-layout Et*3", r"stages are cut where the slowest is fastest"),
         ("--vocab-file a --merge-file b", r"--vocab-file a is not offered: tokenizers are one file"),
         ("--use-checkpoint-opt_param-scheduler", r"the schedule is that of this run's flags"),
         ("--use-distributed-optimizer --zero-stage 0", r"asks for ZeRO stage 1 and parallel.zero_stage = 0 shards"),

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from megatron_tlm.errors import PlanError
-from megatron_tlm.plan.hardware import HARDWARE, Profile, UnitSeconds, find_hardware, load_profile
+from megatron_tlm.plan.hardware import HARDWARE, Profile, UnitSeconds, find_hardware, load_profile, parse_bytes
 
 PROFILE = Profile(
     device="here",
@@ -54,3 +54,17 @@ def test_what_is_no_profile_or_no_device_is_said(tmp_path):
 def test_far_ranks_talk_over_the_network():
     for device in HARDWARE.values():
         assert device.bandwidth(device.devices_per_node) >= device.bandwidth(device.devices_per_node + 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1000", 1000), ("80GiB", 80 * 2**30), ("80 GB", 80 * 10**9), ("1.5g", 15 * 10**8), ("2MiB", 2**21), ("7b", 7)],
+)
+def test_sizes(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "0", "80 bananas", "1e9"])
+def test_what_is_no_size(text):
+    with pytest.raises(PlanError, match=r"gpu_memory = .* is no size above 0"):
+        parse_bytes(text)

@@ -116,3 +116,24 @@ def test_what_deepspeed_could_not_run_is_refused():
             glue(UNITS, replace(PLAN.setting, state=state, grid=grid)),
             UNITS,
         )
+
+
+def test_the_configuration_gives_one_way_or_none():
+    def planned(**given):
+        parallel = ParallelConfig(pipeline_model_parallel_size=4, **given)
+        return build_plan(Config(model=MODEL, parallel=parallel), 1000)
+
+    assert planned().cut is not None
+    by_hand = planned(pipeline_cuts=("layers.1.mlp", "layers.4.mixer", "head"))
+    assert by_hand.cut is None
+    assert starts(by_hand.stages) == ["layers.1.mlp", "layers.4.mixer", "head"]
+    assert (
+        planned(decoder_first_pipeline_num_layers=2).stages
+        == planned(pipeline_model_parallel_layout="Ett|tt|tt|ttL").stages
+    )
+    with pytest.raises(PlanError, match="pipeline_model_parallel_layout and pipeline_cuts both give"):
+        planned(pipeline_model_parallel_layout="Ett|tt|tt|ttL", pipeline_cuts=("head",))
+    with pytest.raises(
+        PlanError, match=r"stage 0 = \d+ bytes .* exceeds the memory limit of 1000 bytes; give it less by hand"
+    ):
+        planned(decoder_first_pipeline_num_layers=2, gpu_memory="1000")
