@@ -107,7 +107,7 @@ def _stages(plan: Plan, unicode: bool) -> list[str]:
 def _rows(plan: Plan) -> list[tuple[int, ...]]:
     """Unit indices by row: embedding, then each layer's mixer and MLPs, then the head."""
     last = len(plan.units) - 1
-    height = plan.shape.num_units // plan.shape.num_layers
+    height = plan.shape.num_branches // plan.shape.num_layers
     return [(0,), *(tuple(range(index, index + height)) for index in range(1, last, height)), (last,)]
 
 
