@@ -26,3 +26,7 @@ class CheckpointError(TlmError):
 
 class CommError(TlmError):
     """Ranks that cannot talk to each other as the layout asks."""
+
+
+class ExportError(TlmError):
+    """A model that another format cannot hold, or another program's files that cannot be read."""

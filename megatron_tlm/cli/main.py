@@ -26,6 +26,7 @@ COMMANDS = {
     "generate": "continue a prompt from a checkpoint",
     "convert": "rewrite a checkpoint for another layout",
     "inspect": "what a checkpoint is, what it lacks, in what it differs from another",
+    "export": "a checkpoint as a Hugging Face directory",
 }
 
 HELP = f"""\
