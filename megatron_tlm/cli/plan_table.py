@@ -56,6 +56,8 @@ def _kind(plan: Plan) -> list[str]:
 
 
 def _taper(taper: TaperConfig) -> str:
+    if taper.layer_widths:
+        return "given"
     if taper.taper_schedule in ("cosine", "linear", "sigmoid"):
         return f"{taper.taper_schedule}, {taper.taper_start:g} to {taper.taper_end:g} of the mean"
     return taper.taper_schedule

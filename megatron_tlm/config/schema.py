@@ -8,7 +8,7 @@ become hyphens). `None` means "derive it", and the text says from what. Rules th
 from dataclasses import Field, dataclass, fields
 from typing import Any, Literal
 
-from megatron_tlm.config.architecture import ArchitectureConfig
+from megatron_tlm.config.architecture import ArchitectureConfig, shown
 from megatron_tlm.config.field import at_least, below_one, option, required
 from megatron_tlm.config.parallel import ParallelConfig as ParallelConfig
 from megatron_tlm.config.parallel import Recompute as Recompute
@@ -97,9 +97,14 @@ class TaperConfig:
     taper_start: float = option(1.5, "first layer's width over the baseline")
     taper_end: float = option(0.5, "last layer's width over the baseline")
     width_multiple: int | None = option(None, "every width is a multiple of this (default: lcm(16, tensor degree))")
+    layer_widths: tuple[int, ...] = option(
+        (), "one MLP width per layer, in place of a schedule (what conversions and imports need)"
+    )
 
     def __post_init__(self) -> None:
         at_least("taper", self, {"width_multiple": 1})
+        if any(width < 1 for width in self.layer_widths):
+            raise ConfigError(f"taper.layer_widths = {shown(self.layer_widths)} holds a width below 1; give 1 or more")
         for name in ("taper_start", "taper_end"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"taper.{name} = {getattr(self, name)} is not positive; the paper uses 1.5 and 0.5")

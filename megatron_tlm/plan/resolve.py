@@ -41,6 +41,8 @@ def build_shape(config: Config, vocab_size: int) -> ModelShape:
         memory_persistent_tokens=kind.memory_persistent_tokens if memory else 0,
         memory_max_step=kind.memory_max_step if memory else 0.0,
     )
+    if taper.layer_widths:
+        return replace(unmatched, widths=taper.layer_widths)
     baseline = matched_width(unmatched, model.baseline_width, multiple) if kind.match_params else model.baseline_width
     widths = taper_widths(
         model.num_layers,
