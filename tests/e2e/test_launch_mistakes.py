@@ -47,9 +47,9 @@ MISTAKES = [
         r"ZeRO stages 0 and 1; give --zero-stage 1",
     ),
     (
-        ("--pipeline-model-parallel-size", "9"),
-        9,
-        r"pipeline_model_parallel_size = 9 exceeds the 8 pieces that 10 units can be cut into; use at most 8 stages "
+        ("--pipeline-model-parallel-size", "12"),
+        12,
+        r"pipeline_model_parallel_size = 12 exceeds the 9 pieces that 10 units can be cut into; use at most 9 stages "
         r"or more layers",
     ),
     (
@@ -74,6 +74,8 @@ def test_a_mistake_is_told_once_and_fails_every_rank(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
+    # A mistake that passed unseen would start the run, here, inside the tests.
+    monkeypatch.setattr("megatron_tlm.train.train.train", lambda config: pytest.fail("the mistake was not seen"))
     for rank in range(count):
         left = tmp_path / f"error-{rank}.json"
         environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "TORCHELASTIC_ERROR_FILE": left}
