@@ -95,7 +95,7 @@ def test_it_equals_hugging_faces_qwen3_next() -> None:
 
 
 def hugging_face(weights: dict[str, Tensor]) -> dict[str, Any]:
-    """Their query projection holds, head by head, the query's rows and then the gate's; their norms add 1 to weights."""
+    """Their query projection holds, head by head, the query's rows and then the gate's; norms add 1 to weights."""
     by_head = [weights[name].view(8, 4, -1) for name in ("q.weight", "gate.weight")]
     named = {"q_proj.weight": torch.cat(by_head, dim=1).flatten(0, 1)}
     named |= {f"{name}_proj.weight": weights[f"{name}.weight"] for name in "kvo"}
