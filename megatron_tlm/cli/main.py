@@ -19,8 +19,9 @@ INTERRUPTED = 130
 # Command -> what it does; each is `main(arguments)` of the module of that name in this room.
 COMMANDS = {
     "plan": "print a model's widths, units and stages and what they cost; no GPU, no processes",
-    "tokenizer": "train a SentencePiece tokenizer on text",
+    "tokenizer": "train a SentencePiece tokenizer, or see what one does to a text",
     "preprocess": "text to Megatron's .bin/.idx",
+    "data": "look at, check, merge and cut .bin/.idx pairs",
     "train": "train, on one process or under torchrun",
     "evaluate": "perplexity of a checkpoint on held-out tokens",
     "generate": "continue a prompt from a checkpoint",

@@ -96,7 +96,7 @@ def train_sentencepiece(
     tell = report or (lambda line: None)
     sources = expand_inputs(inputs)
     tell(f"reading {len(sources)} file(s)")
-    texts = _choose(_read_texts(sources, json_keys), max_documents)
+    texts = _choose(read_texts(sources, json_keys), max_documents)
     num_bytes = sum(len(text.encode()) for text in texts)
     if not num_bytes:
         raise DataError(f"input = {' '.join(inputs)} holds no text under {', '.join(json_keys)}; give more")
@@ -155,7 +155,8 @@ def _explain(message: str, vocab_size: int) -> str:
     return f"vocab_size = {vocab_size} could not be trained: {message}"
 
 
-def _read_texts(sources: Sequence[Source], keys: Sequence[str]) -> Iterator[str]:
+def read_texts(sources: Sequence[Source], keys: Sequence[str]) -> Iterator[str]:
+    """All texts that are not empty, in order."""
     for chunk in read_chunks(sources, keys=keys):
         for document in chunk.documents(keys):
             for sequences in document.values():

@@ -1,0 +1,93 @@
+"""What a pair is said to hold, and that every kind of damage is found."""
+
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron_tlm.data import pair_report
+from megatron_tlm.data.index_format import HEADER
+from megatron_tlm.data.indexed_dataset import IndexedDataset
+from megatron_tlm.data.pair_report import count_empty, report_lengths, verify, verify_index
+from megatron_tlm.data.pair_writer import IndexedDatasetWriter
+from megatron_tlm.errors import DataError
+
+
+@pytest.fixture(autouse=True, params=[2, 1 << 20])
+def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair_report, "BLOCK", request.param)
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> Path:
+    """Documents of 3, 0, 1 + 2, 5, 0 tokens; ids count on, the end of a document is 99."""
+    with IndexedDatasetWriter(tmp_path / "a", np.dtype(np.uint16)) as writer:
+        writer.add_document([0, 1, 99])
+        writer.add_document([])
+        writer.add_document([2, 3, 99], [1, 2])
+        writer.add_document([4, 5, 6, 7, 8])
+        writer.add_document([])
+    return tmp_path / "a"
+
+
+def test_lengths_are_summed_up() -> None:
+    report = report_lengths(np.array([1, 2, 3, 4, 7, 8, 0, 1000], np.int32))
+    assert report is not None
+    assert (report.shortest, report.longest, report.num_zero, report.mean) == (0, 1000, 1, 1025 / 8)
+    assert report.quantiles == (4, 1000, 1000)
+    assert report.histogram == (1, 2, 2, 1, 0, 0, 0, 0, 0, 1)
+    assert report_lengths(np.array([], np.int32)) is None
+    longest = report_lengths(np.array([2**31 - 1], np.int32))
+    assert longest is not None
+    assert longest.histogram == (*[0] * 30, 1)
+
+
+def test_a_whole_pair(prefix: Path) -> None:
+    dataset = IndexedDataset(prefix)
+    found = verify(dataset, vocab_size=100, eod_id=99)
+    assert (found.tokens, found.largest_id, found.empty_documents, found.unended) == (11, 99, 2, 1)
+    assert found.sha256 == sha256(dataset.bin_path.read_bytes()).hexdigest()
+    assert count_empty(dataset) == 2
+
+
+def test_an_empty_pair_is_whole(tmp_path: Path) -> None:
+    with IndexedDatasetWriter(tmp_path / "a", np.dtype(np.uint16)):
+        pass
+    found = verify(IndexedDataset(tmp_path / "a"), vocab_size=100, eod_id=99)
+    assert (found.tokens, found.largest_id, found.empty_documents) == (0, -1, 0)
+
+
+@pytest.mark.parametrize(
+    ("place", "dtype", "entry", "value", "message"),
+    [
+        (0, np.int32, 1, -1, "sequence 1 of -1 tokens is shorter than 0"),
+        (0, np.int32, 1, 2, "sequence 2 at byte 8, where those before it end at 10"),
+        (4 * 4, np.int64, 2, 12, "sequence 2 at byte 12, where those before it end at 8"),
+        (12 * 4, np.int64, 2, 3, "document 2 from sequence 3 to 3"),
+        (12 * 4, np.int64, 2, 4, "document 2 from sequence 4 to 3 runs backwards"),
+    ],
+)
+def test_a_damaged_index_is_found(
+    prefix: Path, place: int, dtype: type[np.integer], entry: int, value: int, message: str
+) -> None:
+    path = prefix.with_suffix(".idx")
+    raw = bytearray(path.read_bytes())
+    size = np.dtype(dtype).itemsize
+    at = HEADER.size + place + entry * size
+    raw[at : at + size] = dtype(value).tobytes()
+    path.write_bytes(raw)
+    if value == 3:  # a border moved between its neighbours is no contradiction
+        verify_index(IndexedDataset(prefix))
+        return
+    with pytest.raises(DataError, match=rf"a\.idx = {message}; the index is damaged"):
+        verify_index(IndexedDataset(prefix))
+
+
+def test_ids_outside_the_vocabulary_are_found(prefix: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a\.bin = id 99 at token 2 is outside 0\.\.98"):
+        verify(IndexedDataset(prefix), vocab_size=99)
+    with IndexedDatasetWriter(tmp_path / "b", np.dtype(np.int32)) as writer:
+        writer.add_document([*range(20), -1])
+    with pytest.raises(DataError, match=r"b\.bin = id -1 at token 20 is outside 0;"):
+        verify(IndexedDataset(tmp_path / "b"))
