@@ -3,46 +3,138 @@
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 
 from megatron_tlm.cli.options import config_parser, speaks_unicode, vocab_size
 from megatron_tlm.cli.plan_table import describe
+from megatron_tlm.cli.stage_table import compare_lines, duration, search_lines, stage_lines
 from megatron_tlm.config.check import check
 from megatron_tlm.config.flags import read_flags
 from megatron_tlm.config.load import load
 from megatron_tlm.config.parser import Parser
-from megatron_tlm.config.schema import ParallelConfig
+from megatron_tlm.config.schema import Config, ParallelConfig
 from megatron_tlm.config.values import from_flag
 from megatron_tlm.errors import ConfigError
-from megatron_tlm.plan.build import build_plan
+from megatron_tlm.plan.build import Plan, build_plan
+from megatron_tlm.plan.compare import Rival, rivals
+from megatron_tlm.plan.explain import explain
+from megatron_tlm.plan.hardware import find_hardware, parse_bytes
+from megatron_tlm.plan.refusal import gibibytes
+from megatron_tlm.plan.resolve import build_shape
+from megatron_tlm.plan.search import search_layouts
 
 EXAMPLES = """\
   megatron-tlm plan --preset 1.3b --pipeline-model-parallel-size 4
   megatron-tlm plan --config run.yaml --taper-start 1.75 --taper-end 0.25
   megatron-tlm plan --preset 3b --tensor-model-parallel-size 4 --world-size 64 --json
+  megatron-tlm plan --preset 3b --pipeline-model-parallel-size 8 --hardware h100 --compare --plot plan.png
+  megatron-tlm plan --preset 3b --search --gpus 64 --hardware h100 --gpu-memory 80GiB --global-batch-size 512
+  megatron-tlm plan --config run.yaml --profile profile.json
 """
+DEFAULT_HARDWARE = "h100"
+SHOWN_LAYOUTS = 20
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the plan as a table, or as JSON for programs. Takes every flag of `train`, and two of its own."""
+    """Print the plan as a table, or as JSON for programs. Takes every flag of `train`, and some of its own."""
     parser = build_parser()
     namespace = parser.parse(arguments)
     config = load(read_flags(namespace))
+    if namespace.search:
+        return _search(namespace, config)
     data = check(config, _world_size(namespace, config.parallel))
+    if namespace.profile is not None:
+        return _profile(namespace, config, data)
     plan = build_plan(config, vocab_size(config), data=data)
+    found = rivals(plan) if namespace.compare else ()
+    if namespace.plot is not None:
+        _plot(plan, Path(namespace.plot))
     if namespace.json:
-        print(json.dumps(plan.to_json()))
-    else:
-        print(describe(plan, config.taper, unicode=speaks_unicode()))
+        print(json.dumps(plan.to_json() | ({"compare": [_rival_json(rival) for rival in found]} if found else {})))
+        return 0
+    parts = [describe(plan, config.taper, unicode=speaks_unicode()), "\n".join(stage_lines(plan))]
+    parts += ["\n".join(compare_lines(found))] if found else []
+    print("\n\n".join([*parts, "\n".join(explain(plan))]))
     return 0
 
 
 def build_parser() -> Parser:
     text = "Each layer's width, each unit's cost, and the stages that the units are cut into."
     parser = config_parser("plan", text, EXAMPLES)
-    group = parser.add_argument_group("plan")
-    group.add_argument("--json", action="store_true", help="print JSON: widths, units, stages, imbalance")
+    # Megatron's own --profile starts a profiler in training; here it measures.
+    group = parser.add_argument_group("plan", conflict_handler="resolve")
+    group.add_argument("--json", action="store_true", help="print JSON instead of tables")
     group.add_argument("--world-size", metavar="N", help="ranks of the run (default: tensor x pipeline)")
+    group.add_argument("--compare", action="store_true", help="cut by the rules of DeepSpeed and Megatron as well")
+    group.add_argument("--plot", metavar="FILE", help="draw the taper by stage and a step as a Gantt chart")
+    group.add_argument("--search", action="store_true", help="rank every layout on --gpus devices instead")
+    group.add_argument("--gpus", metavar="N", help="devices to search layouts for")
+    group.add_argument(
+        "--profile", metavar="FILE", help="measure the units on this device instead, and store the times"
+    )
     return parser
+
+
+def _search(namespace: argparse.Namespace, config: Config) -> int:
+    """Every layout on so many devices; an H100 where no --hardware is given."""
+    if namespace.gpus is None:
+        raise ConfigError("--search = true needs 1 device or more to search for; give --gpus N")
+    devices = int(from_flag(namespace.gpus, int, "--gpus"))
+    hardware = find_hardware(config.parallel.hardware or DEFAULT_HARDWARE)
+    limit = parse_bytes(config.parallel.gpu_memory) if config.parallel.gpu_memory else None
+    shape = build_shape(config, vocab_size(config))
+    found = search_layouts(config, shape, devices=devices, hardware=hardware, memory_limit=limit)
+    if namespace.json:
+        told = {"tokens": found.tokens, "hardware": hardware.name}
+        told |= {key: [asdict(layout) for layout in getattr(found, key)] for key in ("ranked", "refused")}
+        print(json.dumps(told))
+        return 0
+    print(f"{devices} x {hardware.name}, {gibibytes(limit or hardware.memory_bytes)} each")
+    print("\n".join(search_lines(found, SHOWN_LAYOUTS)))
+    return 0
+
+
+def _profile(namespace: argparse.Namespace, config: Config, data: int) -> int:
+    """Measure and store; the next plan or run takes the file with --hardware-profile."""
+    import torch
+
+    from megatron_tlm.evaluation.measure_units import measure_units
+
+    target = Path(namespace.profile)
+    plan = build_plan(config, vocab_size(config), data=data)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    profile = measure_units(config, plan, device)
+    profile.save(target)
+    for unit in profile.units:
+        width = f" of {unit.width}" if unit.width else ""
+        print(f"{unit.kind + width:16} forward {duration(unit.forward):>8}  backward {duration(unit.backward):>8}")
+    print(f"{target}: {profile.device}; use it with --hardware-profile {target}")
+    return 0
+
+
+def _plot(plan: Plan, target: Path) -> None:
+    # Only now: matplotlib takes a second to import.
+    from megatron_tlm.cli.plan_plot import write_plan_plot
+
+    try:
+        write_plan_plot(plan, target)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--plot = {target} cannot be written ({error}); give the path of a .png, .svg or .pdf"
+        ) from error
+
+
+def _rival_json(rival: Rival) -> dict[str, object]:
+    if rival.plan is None:
+        return {"rule": rival.name, "reason": rival.reason}
+    return {
+        "rule": rival.name,
+        "stages": [[own.start, own.stop] for own in rival.plan.stages],
+        "slowest_over_mean": rival.slowest_over_mean,
+        "step_time": rival.step_time,
+        "peak_bytes": rival.peak_bytes,
+    }
 
 
 def _world_size(namespace: argparse.Namespace, parallel: ParallelConfig) -> int:

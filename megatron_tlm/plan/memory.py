@@ -110,4 +110,8 @@ class MemoryUse:
         return state + max(self.activations + self.working + self.messages + self.buffers, self.after)
 
     def by_kind(self) -> dict[str, int]:
-        return {kind: getattr(self, kind) for kind in KINDS}
+        """What is there at the peak; the sum is `total`."""
+        running = {kind: getattr(self, kind) for kind in KINDS}
+        if self.after <= self.activations + self.working + self.messages + self.buffers:
+            return running
+        return running | {"activations": 0, "working": 0, "messages": 0, "buffers": self.after}

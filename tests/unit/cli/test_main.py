@@ -75,7 +75,7 @@ try:
     code = main({words!r})
 except SystemExit as ending:
     code = ending.code
-slow = {{"torch", "deepspeed", "numpy", "safetensors", "tqdm"}} & set(sys.modules)
+slow = {{"torch", "deepspeed", "safetensors", "tqdm"}} & set(sys.modules)
 assert not slow, slow
 sys.exit(code)
 """

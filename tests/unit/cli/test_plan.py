@@ -34,8 +34,8 @@ def test_the_table_shows_widths_stages_and_imbalance(capsys: pytest.CaptureFixtu
     assert bars[0] == BAR_LENGTH
     assert bars == sorted(bars, reverse=True)
     assert [line.split()[0] for line in lines if " head " in line or "embedding" in line.split()[1:2]] == ["0", "1"]
-    assert "slowest over mean 1." in lines[-1]
-    assert max(map(len, lines)) <= 120
+    assert "slowest over mean 1." in text
+    assert max(len(line) for line in lines if not line.endswith(".")) <= 120
 
 
 def test_a_layer_that_two_stages_share_shows_both(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,3 +91,85 @@ def test_a_mistake_is_told(flags: str, message: str, capsys: pytest.CaptureFixtu
 def test_numbers_are_scaled() -> None:
     assert [scaled(v, "B") for v in (0, 999, 1000, 1_364_297_728)] == ["0 B", "999 B", "1.000 kB", "1.364 GB"]
     assert [scaled(v) for v in (5, 12_345)] == ["5", "12.345 k"]
+
+
+def test_stages_show_time_and_memory_and_say_why(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *STAGES, "--hardware", "a100", "--global-batch-size", "32"]) == 0
+    out = capsys.readouterr().out
+    assert "in flight     weights  gradients  optimizer activations" in out
+    assert "predicted step" in out
+    assert "tokens/s" in out
+    assert "sets the pace with 1." in out
+    assert "The search is complete: no cut that fits is better." in out
+    assert main(["plan", *STAGES]) == 0
+    assert "give --hardware or --hardware-profile for seconds" in capsys.readouterr().out
+
+
+def test_other_rules_beside_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *STAGES, "--compare"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    steps = {
+        line[:28].strip(): line[43:52].strip() for line in lines if line.startswith(("DeepSpeed", "Megatron", "ours"))
+    }
+    assert len(steps) == 6
+    assert steps["ours"] == "1.000"
+    assert all(float(step) >= 1 for step in steps.values() if step != "-")
+    assert main(["plan", *STAGES, "--compare", "--json"]) == 0
+    assert [rule["rule"] for rule in json.loads(capsys.readouterr().out)["compare"]][-1] == "ours"
+
+
+def test_every_layout_ranked_or_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [
+        "plan",
+        "--preset",
+        "440m",
+        "--search",
+        "--gpus",
+        "8",
+        "--gpu-memory",
+        "16GiB",
+        "--global-batch-size",
+        "64",
+    ]
+    assert main(flags) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("8 x h100, 16.00 GiB each")
+    assert "refused:" in out
+    assert "of 16.00 GiB" in out
+    assert main([*flags, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    times = [layout["step_seconds"] for layout in found["ranked"] if layout["simulated"]]
+    assert times == sorted(times)
+    assert all(layout["refused"] for layout in found["refused"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--search"], "--search = true needs 1 device"),
+        (["--plot", "/nowhere/plan.png"], "--plot = /nowhere/plan.png cannot be written"),
+        (["--plot", "plan.words"], "--plot = plan.words cannot be written"),
+        (["--hardware", "abacus"], "hardware = 'abacus' is not among"),
+        (["--gpu-memory", "1MiB"], "exceeds the memory limit of 1048576 bytes in every cut into 2 stages"),
+    ],
+)
+def test_mistakes_are_told(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *STAGES, *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_plan_as_a_picture(tmp_path: Path) -> None:
+    target = tmp_path / "plan.png"
+    assert main(["plan", *STAGES, "--hardware", "h100", "--plot", str(target)]) == 0
+    assert target.read_bytes().startswith(b"\x89PNG")
+
+
+def test_units_are_measured_and_the_plan_uses_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = str(tmp_path / "profile.json")
+    small = [*STAGES, "--micro-batch-size", "1", "--seq-length", "32"]
+    assert main(["plan", *small, "--profile", target]) == 0
+    assert "use it with --hardware-profile" in capsys.readouterr().out
+    assert main(["plan", *small, "--hardware-profile", target]) == 0
+    assert "predicted step" in capsys.readouterr().out
+    assert main(["plan", *STAGES, "--micro-batch-size", "2", "--hardware-profile", target]) == 2
+    assert "plan --profile" in capsys.readouterr().err

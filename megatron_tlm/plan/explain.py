@@ -1,0 +1,103 @@
+"""Why the stages are what they are, in sentences: what limits the step, what a border's move would cost, what fills."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from megatron_tlm.plan.build import Plan
+from megatron_tlm.plan.refusal import gibibytes
+from megatron_tlm.plan.setting import glue
+from megatron_tlm.plan.simulate import StageTime, simulate
+
+Stages = tuple[range, ...]
+
+
+def explain(plan: Plan) -> tuple[str, ...]:
+    """A sentence or two for each thing worth knowing; few for a single stage."""
+    sentences = [_fullest(plan)]
+    if len(plan.stages) > 1:
+        sentences = [_limit(plan), _bubble(plan), _moves(plan), _proof(plan), *sentences]
+    return tuple(sentence for sentence in sentences if sentence)
+
+
+def step_time(plan: Plan, stages: Sequence[range]) -> float:
+    """The simulated step time of the plan's model, cut differently."""
+    pipeline = plan.setting.pipeline
+    names = ("forward", "backward", "reduce", "update")
+    times = [StageTime(*(sum(getattr(plan.pieces[i], n) for i in own) for n in names)) for own in stages]
+    return simulate(times, max(plan.micro_batches, 1), message=pipeline.message, tied=pipeline.tied).step_time
+
+
+def moved_borders(plan: Plan) -> Iterator[tuple[str, int, Stages]]:
+    """Every cut that differs by one piece: what moves, to which stage, and the stages then."""
+    pieces = glue(plan.units, plan.setting)
+    starts = [piece.start for piece in pieces]
+    borders = [own.start for own in plan.stages] + [len(plan.units)]
+    for index in range(1, len(borders) - 1):
+        here = starts.index(borders[index]) if borders[index] in starts else None
+        if here is None:
+            continue
+        for piece, border, stage in ((here, here + 1, index - 1), (here - 1, here - 1, index)):
+            if 0 < border < len(starts) and borders[index - 1] < starts[border] < borders[index + 1]:
+                changed = [*borders[:index], starts[border], *borders[index + 1 :]]
+                name = " + ".join(plan.units[i].name for i in pieces[piece])
+                yield name, stage, tuple(range(a, b) for a, b in pairwise(changed))
+
+
+def _limit(plan: Plan) -> str:
+    times = [stage.forward + stage.backward for stage in plan.stage_times]
+    slowest = max(range(len(times)), key=lambda stage: times[stage])
+    mean = sum(times) / len(times)
+    if not mean:
+        return ""
+    heaviest = max(plan.stages[slowest], key=lambda i: plan.pieces[i].forward + plan.pieces[i].backward)
+    share = (plan.pieces[heaviest].forward + plan.pieces[heaviest].backward) / times[slowest]
+    text = f"Stage {slowest} sets the pace with {times[slowest] / mean:.3f} of the mean stage"
+    if share > 0.5:
+        return f"{text}, {share:.0%} of it {plan.units[heaviest].name}, which no cut can part."
+    return f"{text}; a unit there is at most {share:.0%} of a stage, so stages cannot be evened out further than that."
+
+
+def _bubble(plan: Plan) -> str:
+    timeline, stages, batches = plan.timeline, len(plan.stages), max(plan.micro_batches, 1)
+    ideal = (stages - 1) / (batches + stages - 1)
+    return (
+        f"Stages idle {timeline.mean_bubble:.1%} of the pipeline's time; {stages} perfectly even ones would "
+        f"{ideal:.1%} with {batches} micro-batches" + (": more of them would help most." if ideal > 0.1 else ".")
+    )
+
+
+def _moves(plan: Plan) -> str:
+    now = plan.timeline.step_time
+    moves = [(step_time(plan, stages), name, stage) for name, stage, stages in moved_borders(plan)]
+    if not moves or not now:
+        return ""
+    time, name, stage = min(moves)
+    change = time / now - 1
+    if change < 0:
+        return f"Moving {name} to stage {stage} would make the step {-change:.2%} faster."
+    if change == 0:
+        return f"Moving {name} to stage {stage} would change nothing; of equals the one with less peak memory is taken."
+    return f"The nearest other cut, {name} on stage {stage}, makes the step {change:.2%} slower."
+
+
+def _proof(plan: Plan) -> str:
+    if plan.cut is None:
+        return "The stages were given by hand."
+    if plan.cut.proven:
+        return "The search is complete: no cut that fits is better."
+    if plan.cut.gap == 0:
+        return "No cut has a shorter simulated step; among equally fast ones the search was cut short."
+    return f"The search was cut short: a better cut could save at most {plan.cut.gap:.2%} of the step."
+
+
+def _fullest(plan: Plan) -> str:
+    totals = [use.total for use in plan.memory]
+    stage = max(range(len(totals)), key=lambda index: totals[index])
+    use = plan.memory[stage]
+    kind, size = max(use.by_kind().items(), key=lambda entry: entry[1])
+    held = plan.setting.pipeline.held(stage)
+    flight = f", with {held} micro-batches in flight" if held > 1 else ""
+    limit = plan.setting.memory_limit
+    bound = f" of {gibibytes(limit)}" if limit else ""
+    total = f"{gibibytes(use.total)}{bound} a rank"
+    return f"Stage {stage} is the fullest: {total}, most of it {kind} ({gibibytes(size)}){flight}."

@@ -1,0 +1,60 @@
+from dataclasses import replace
+
+from megatron_tlm.config.schema import Config, ModelConfig, ParallelConfig, TrainingConfig
+from megatron_tlm.plan.build import build_plan
+from megatron_tlm.plan.explain import explain, moved_borders, step_time
+
+MODEL = ModelConfig(num_layers=6, hidden_size=64, num_attention_heads=4, seq_length=64, ffn_hidden_size=256)
+
+
+def plan(stages, vocab_size=1000, micro_batches=8, **parallel):
+    return build_plan(
+        Config(
+            model=MODEL,
+            parallel=ParallelConfig(pipeline_model_parallel_size=stages, **parallel),
+            training=TrainingConfig(global_batch_size=micro_batches),
+        ),
+        vocab_size,
+    )
+
+
+def test_no_move_of_one_border_is_faster_than_the_optimum():
+    found = plan(4)
+    assert step_time(found, found.stages) == found.timeline.step_time
+    moves = list(moved_borders(found))
+    assert len(moves) >= 3
+    for name, stage, stages in moves:
+        assert [i for own in stages for i in own] == list(range(len(found.units)))
+        assert found.units[stages[stage].start].name in name or found.units[stages[stage].stop - 1].name in name
+        assert step_time(found, stages) >= found.timeline.step_time
+
+
+def test_it_says_what_limits_and_that_it_is_proven():
+    text = " ".join(explain(plan(3)))
+    assert "sets the pace with 1." in text
+    assert "would change nothing; of equals the one with less peak memory is taken" in text
+    assert "The nearest other cut" in " ".join(explain(plan(4)))
+    assert "The search is complete" in text
+    assert "is the fullest" in text
+
+
+def test_a_unit_larger_than_a_stage_is_named():
+    assert "% of it head, which no cut can part." in " ".join(explain(plan(4, vocab_size=100_000)))
+
+
+def test_few_micro_batches_are_the_bubble():
+    assert "more of them would help most" in " ".join(explain(plan(4, micro_batches=4)))
+
+
+def test_given_by_hand_or_alone():
+    by_hand = plan(3, decoder_first_pipeline_num_layers=1, decoder_last_pipeline_num_layers=1)
+    text = " ".join(explain(by_hand))
+    assert "The stages were given by hand." in text
+    assert "faster." in text
+    assert len(explain(plan(1))) == 1
+
+
+def test_a_search_cut_short_says_by_how_much():
+    found = plan(4)
+    short = replace(found, cut=replace(found.cut, proven=False, bound=found.cut.step_time * 9 // 10))
+    assert "could save at most 10.00% of the step" in " ".join(explain(short))
