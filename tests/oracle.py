@@ -7,21 +7,8 @@ import torch
 from torch import Tensor
 
 from megatron_tlm.plan.shape import ModelShape
-
-
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + epsilon) * weight
-
-
-def rotate(x_BSH: Tensor, base: float) -> Tensor:
-    """Each pair (i, i + H/2) as a complex number, turned by position * base^(-2i/H)."""
-    length, width = x_BSH.shape[1:]
-    half = width // 2
-    angles = torch.tensor(
-        [[p * base ** (-2 * i / width) for i in range(half)] for p in range(length)], dtype=torch.float64
-    )
-    turned = torch.complex(x_BSH[..., :half], x_BSH[..., half:]) * torch.polar(torch.ones_like(angles), angles)
-    return torch.cat((turned.real, turned.imag), dim=-1)
+from tests import memory_oracle
+from tests.oracle_parts import rms_norm, rotate
 
 
 def attention(x_BSD: Tensor, weights: Mapping[str, Tensor], shape: ModelShape) -> Tensor:
@@ -65,7 +52,12 @@ def gated_attention(x_BSD: Tensor, weights: Mapping[str, Tensor], shape: ModelSh
     return torch.cat(rows, dim=-1) @ weights["o.weight"].T
 
 
-MIXERS = {"attention": attention, "gated_attention": gated_attention}
+MIXERS = {
+    "attention": attention,
+    "gated_attention": gated_attention,
+    "titans_lmm": memory_oracle.lmm,
+    "titans_mag": memory_oracle.mag,
+}
 
 
 def mlp(x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:

@@ -25,6 +25,7 @@ def tiny_plan(
     num_layers: int = 2,
     schedule: str = "cosine",
     seq_length: int = SEQUENCE,
+    kv_channels: int = 4,
     **architecture: Any,
 ) -> Plan:
     """8 heads of width 4, D = 24 (so that D differs from N H), widths 48 -> 16 unless uniform.
@@ -39,7 +40,7 @@ def tiny_plan(
                 hidden_size=24,
                 num_attention_heads=8,
                 num_query_groups=query_groups,
-                kv_channels=4,
+                kv_channels=kv_channels,
                 seq_length=seq_length,
                 ffn_hidden_size=32,
                 make_vocab_size_divisible_by=vocab_divisible_by,

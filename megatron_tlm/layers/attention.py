@@ -52,14 +52,17 @@ def share_heads(num_heads: int, num_groups: int, degree: int, rank: int) -> Head
     return HeadShare(num_queries, range(rank * num_local, (rank + 1) * num_local), replicated=False)
 
 
-def attend(q_BnSH: Tensor, k_BkTH: Tensor, v_BkTH: Tensor, dropout: float = 0.0) -> Tensor:
+def attend(
+    q_BnSH: Tensor, k_BkTH: Tensor, v_BkTH: Tensor, dropout: float = 0.0, mask_ST: Tensor | None = None
+) -> Tensor:
     """softmax(q k^T / sqrt(H)) v over the keys up to each query's own; the last query belongs to the last key.
 
-    [B, n, S, H], [B, k, T, H] twice, T >= S -> [B, n, S, H]. Flash where the device has it.
+    [B, n, S, H], [B, k, T, H] twice, T >= S -> [B, n, S, H]. Flash where the device has it. `mask_ST` says what is
+    seen (True) where that is something else.
     """
     length, seen = q_BnSH.shape[2], k_BkTH.shape[2]
-    mask_ST = None
-    if 1 < length < seen:
+    masked = mask_ST is not None
+    if not masked and 1 < length < seen:
         mask_ST = torch.ones(length, seen, dtype=torch.bool, device=q_BnSH.device).tril(seen - length)
     return F.scaled_dot_product_attention(
         q_BnSH,
@@ -67,7 +70,7 @@ def attend(q_BnSH: Tensor, k_BkTH: Tensor, v_BkTH: Tensor, dropout: float = 0.0)
         v_BkTH,
         attn_mask=mask_ST,
         dropout_p=dropout,
-        is_causal=length == seen and length > 1,
+        is_causal=length == seen and length > 1 and not masked,
         enable_gqa=q_BnSH.shape[1] != k_BkTH.shape[1],
     )
 

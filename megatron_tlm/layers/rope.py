@@ -41,8 +41,11 @@ class RotaryEmbedding(nn.Module):
 
     def forward(self, q_BSnH: Tensor, k_BSkH: Tensor, position: int = 0) -> tuple[Tensor, Tensor]:
         """Queries and keys of positions position..position + S - 1, turned."""
-        table = self._rows(position, q_BSnH.shape[1], q_BSnH)
-        return rotate(q_BSnH, table), rotate(k_BSkH, table)
+        return self.turn(q_BSnH, position), self.turn(k_BSkH, position)
+
+    def turn(self, x_BSnH: Tensor, position: int = 0) -> Tensor:
+        """Heads at positions position..position + S - 1, turned."""
+        return rotate(x_BSnH, self._rows(position, x_BSnH.shape[1], x_BSnH))
 
     def _rows(self, position: int, length: int, like: Tensor) -> Table:
         dtype = torch.promote_types(like.dtype, torch.float32)
