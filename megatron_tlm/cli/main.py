@@ -28,7 +28,11 @@ COMMANDS = {
     "convert": "rewrite a checkpoint for another layout",
     "inspect": "what a checkpoint is, what it lacks, in what it differs from another",
     "export": "a checkpoint as a Hugging Face directory",
+    "import": "a Hugging Face model as a checkpoint to train on",
 }
+
+# A word of the language cannot name a module that others import.
+MODULES = {"import": "import_model"}
 
 HELP = f"""\
 usage: megatron-tlm COMMAND [flags]      or   python -m megatron_tlm COMMAND [flags]
@@ -87,7 +91,7 @@ def _dispatch(words: list[str]) -> int:
         return 0
     if name not in COMMANDS:
         raise ConfigError(f"{name} is not a command; {did_you_mean(name, COMMANDS)}")
-    command = cast(Command, import_module(f"megatron_tlm.cli.{name}"))
+    command = cast(Command, import_module(f"megatron_tlm.cli.{MODULES.get(name, name)}"))
     return command.main(words[1:])
 
 
