@@ -51,22 +51,36 @@ class UnitRun:
 
     def run(self) -> Seconds:
         """Forward, and backward of what came out."""
-        begin = self._now()
+        begin = self.now()
         out = self.module(self.tokens_BS if self.unit.kind == "embedding" else self.h_BSD)
         if self.unit.kind == "head":
             out = vocab_parallel_cross_entropy(out, self.tokens_BS, AxisGroup.single(), self.vocab_size).mean()
-        middle = self._now()
+        middle = self.now()
         self._backward(out)
-        return Seconds(middle - begin, self._now() - middle)
+        return Seconds(middle - begin, self.now() - middle)
 
     def _backward(self, out: Tensor) -> None:
         out.backward(None if out.dim() == 0 else self.gradient_BSD)  # type: ignore[no-untyped-call]
         self.h_BSD.grad = None
 
-    def _now(self) -> float:
+    def now(self) -> float:
+        """The clock, once the device is done."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
+
+
+def measure_update(run: UnitRun, rounds: int) -> float:
+    """Seconds per parameter of an AdamW step."""
+    parameters = list(run.module.parameters())
+    optimizer = torch.optim.AdamW(parameters, fused=True)
+    optimizer.step()
+    taken = []
+    for _ in range(rounds):
+        begin = run.now()
+        optimizer.step()
+        taken.append(run.now() - begin)
+    return median(taken) / sum(parameter.numel() for parameter in parameters)
 
 
 def measured_units(plan: Plan) -> list[Unit]:
@@ -110,5 +124,6 @@ def measure_units(config: Config, plan: Plan, device: torch.device, *, rounds: i
             )
             for run, taken in zip(runs, times, strict=True)
         ),
+        update_seconds=measure_update(max(runs, key=lambda run: run.unit.num_parameters), rounds),
         notes=f"median of {rounds} rounds; messages between stages were not measured",
     )

@@ -97,6 +97,7 @@ class Profile:
     hidden_size: int
     units: tuple[UnitSeconds, ...]
     message_seconds: float = 0.0
+    update_seconds: float = 0.0  # per parameter
     notes: str = field(default="", compare=False)
 
     def seconds(self, kind: str, width: int | None) -> tuple[float, float]:

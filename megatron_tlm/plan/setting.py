@@ -187,11 +187,12 @@ class Setting:
 
     def _update_seconds(self, parameters: int) -> float:
         """AdamW moves its state through memory; from ZeRO 1 to 2 the new weights are gathered."""
-        if self.hardware is None:
-            return 0.0
         data = self.grid.data
         own = parameters if self.state.zero_stage == 0 else parameters / data
-        seconds = own * UPDATE_BYTES / self.hardware.memory_bandwidth
+        measured = own * self.profile.update_seconds if self.profile is not None else 0.0
+        if self.hardware is None:
+            return measured
+        seconds = measured or own * UPDATE_BYTES / self.hardware.memory_bandwidth
         if self.state.zero_stage in (1, 2) and data > 1:
             seconds += parameters * self.state.element_bytes * (data - 1) / data / self._data_bandwidth
         return seconds

@@ -7,8 +7,10 @@ MILLION = 10**6
 
 @pytest.mark.parametrize(
     ("zero", "bf16", "data", "state_bytes"),
-    [(0, False, 2, 16), (1, False, 1, 20), (1, False, 2, 14), (2, False, 2, 12), (3, False, 2, 10)]
-    + [(1, True, 1, 20), (1, True, 2, 14), (2, True, 2, 10), (3, True, 2, 9)],
+    [
+        *((0, False, 2, 16), (1, False, 1, 20), (1, False, 2, 14), (2, False, 2, 12), (3, False, 2, 10)),
+        *((1, True, 1, 20), (1, True, 2, 14), (2, True, 2, 10), (3, True, 2, 9)),
+    ],
 )
 def test_bytes_per_parameter(zero, bf16, data, state_bytes):
     state = TrainingState(zero, data, bf16, pipelined=False)
