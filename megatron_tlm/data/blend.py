@@ -12,6 +12,10 @@ from megatron_tlm.errors import DataError
 
 SURPLUS = 0.005  # Megatron's: each corpus is built for half a percent more than its share
 BLOCK = 1 << 14
+KEPT_BLOCKS = 4
+
+Block = tuple[NDArray[np.int16], NDArray[np.int64]]
+"""The dataset, and the sample of that dataset, behind each sample of a block."""
 
 
 @dataclass(frozen=True)
@@ -66,18 +70,55 @@ def _parse_weight(word: str, prefix: str, address: str) -> float:
     return weight
 
 
+@dataclass(frozen=True)
+class BlendState:
+    """A place in the order of a blend, a multiple of BLOCK, and how many samples each corpus gave before it."""
+
+    position: int
+    taken: tuple[int, ...]
+
+    def fits(self, weights: Sequence[float]) -> bool:
+        """Whether it can be one of this blend: nobody is further from its share than greed lets it get."""
+        if self.position % BLOCK or len(self.taken) != len(weights) or sum(self.taken) != self.position:
+            return False
+        shares = zip(weights, self.taken, strict=True)
+        return all(abs(weight * self.position - count) <= len(weights) for weight, count in shares)
+
+    def to_text(self) -> str:
+        return " ".join(map(str, (self.position, *self.taken)))
+
+    @classmethod
+    def from_text(cls, text: str) -> "BlendState | None":
+        """None for what is no such text."""
+        words = text.split()
+        if not words or not all(word.isdecimal() for word in words):
+            return None
+        position, *taken = map(int, words)
+        return cls(position, tuple(taken))
+
+
 class BlendedDataset:
     """`size` samples drawn from several datasets by weight, in the order of Megatron's greedy blend.
 
-    The order is worked out as far as samples are asked for, so a long run starts at once.
+    The order is worked out as far as samples are asked for, so a long run starts at once. It can be taken up at a
+    `BlendState` that an earlier run was at.
     """
 
-    def __init__(self, datasets: Sequence[SampleDataset], weights: Sequence[float], size: int) -> None:
+    def __init__(
+        self,
+        datasets: Sequence[SampleDataset],
+        weights: Sequence[float],
+        size: int,
+        *,
+        state: BlendState | None = None,
+    ) -> None:
         self.datasets = tuple(datasets)
         self.weights = tuple(weights)
         self.size = size
-        self._taken = [0] * len(self.datasets)
-        self._blocks: list[tuple[NDArray[np.int16], NDArray[np.int64]]] = []
+        self._states = {0: BlendState(0, (0,) * len(self.weights))}  # where blocks start
+        if state is not None and state.fits(self.weights):
+            self._states[state.position // BLOCK] = state
+        self._recent: dict[int, Block] = {}
 
     def __len__(self) -> int:
         return self.size
@@ -90,22 +131,44 @@ class BlendedDataset:
         """`(dataset, sample of that dataset)` behind a sample."""
         if not 0 <= sample < self.size:
             raise IndexError(f"sample = {sample} is outside 0..{self.size - 1}")
-        while len(self._blocks) * BLOCK <= sample:
-            self._blocks.append(self._next_block(len(self._blocks) * BLOCK))
-        datasets, samples = self._blocks[sample // BLOCK]
+        datasets, samples = self._block(sample // BLOCK)
         return int(datasets[sample % BLOCK]), int(samples[sample % BLOCK])
 
-    def _next_block(self, start: int) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-        weights, taken = self.weights, self._taken
-        others = range(1, len(weights))
-        datasets, samples = np.empty(BLOCK, np.int16), np.empty(BLOCK, np.int64)
-        for row in range(BLOCK):
-            position = float(max(start + row, 1))
-            behind, largest = 0, weights[0] * position - taken[0]
-            for dataset in others:
-                error = weights[dataset] * position - taken[dataset]
-                if error > largest:
-                    behind, largest = dataset, error
-            datasets[row], samples[row] = behind, taken[behind]
+    def taken(self, sample: int) -> tuple[int, ...]:
+        """How many of the samples before this one come from each dataset; exact, whatever was read."""
+        start = self.state(sample).taken
+        if sample % BLOCK == 0:
+            return start
+        datasets, _ = self._block(sample // BLOCK)
+        inside = np.bincount(datasets[: sample % BLOCK], minlength=len(self.weights)).tolist()
+        return tuple(a + b for a, b in zip(start, inside, strict=True))
+
+    def state(self, sample: int) -> BlendState:
+        """Where the block of a sample starts, for a later run that goes on from this sample."""
+        wanted = sample // BLOCK
+        known = max(block for block in self._states if block <= wanted)
+        for block in range(known, wanted):
+            self._block(block)
+        return self._states[wanted]
+
+    def _block(self, block: int) -> Block:
+        if block not in self._recent:
+            self._recent[block] = self._make_block(block)
+            while len(self._recent) > KEPT_BLOCKS:
+                del self._recent[next(iter(self._recent))]
+        return self._recent[block]
+
+    def _make_block(self, block: int) -> Block:
+        start, weights, taken = block * BLOCK, self.weights, list(self.state(block * BLOCK).taken)
+        chosen: list[int] = []
+        inner: list[int] = []
+        for row in range(start, start + BLOCK):
+            position = float(max(row, 1))
+            # The first of the largest, as in Megatron's loop; built-ins, since this runs once per sample.
+            errors = [weight * position - count for weight, count in zip(weights, taken, strict=True)]
+            behind = errors.index(max(errors))
+            chosen.append(behind)
+            inner.append(taken[behind])
             taken[behind] += 1
-        return datasets, samples
+        self._states[block + 1] = BlendState(start + BLOCK, tuple(taken))
+        return np.array(chosen, np.int16), np.array(inner, np.int64)

@@ -1,15 +1,19 @@
 """Samples of one split of one corpus: `seq_length + 1` tokens each, documents packed end to end."""
 
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron_tlm.data.index_cache import Arrays, cached_arrays
 from megatron_tlm.data.indexed_dataset import IndexedDataset
-from megatron_tlm.data.samples import build_sample_index
+from megatron_tlm.data.samples import SampleIndex, build_sample_index
 from megatron_tlm.errors import DataError
 
 SCANNED_TOKENS = 1 << 25
+SCAN_BLOCKS = 256
+CACHE_FORMAT = 1
 
 
 class SampleDataset(Protocol):
@@ -23,7 +27,8 @@ class SampleDataset(Protocol):
 class GPTDataset:
     """Samples of the sequences `documents` of a corpus, in Megatron's order.
 
-    num_samples None means one epoch. With `vocab_size`, a sample with an id beyond it raises DataError.
+    num_samples None means one epoch. With `vocab_size`, a sample with an id beyond it raises DataError. `cache`: the
+    folder where the order lies once it is built.
     """
 
     def __init__(
@@ -35,18 +40,46 @@ class GPTDataset:
         seed: int,
         *,
         vocab_size: int | None = None,
+        cache: Path | None = None,
     ) -> None:
         self.indexed = indexed
         self.seq_length = seq_length
         self.vocab_size = vocab_size
-        self.index = build_sample_index(
-            indexed.lengths,
-            documents,
-            num_samples=num_samples,
-            seq_length=seq_length,
-            seed=seed,
-            corpus=indexed.prefix,
-        )
+        self.documents = documents
+        self.index = self._build_index(num_samples, seed, cache)
+
+    def _build_index(self, num_samples: int | None, seed: int, cache: Path | None) -> SampleIndex:
+        def build() -> SampleIndex:
+            return build_sample_index(
+                self.indexed.lengths,
+                self.documents,
+                num_samples=num_samples,
+                seq_length=self.seq_length,
+                seed=seed,
+                corpus=self.indexed.prefix,
+            )
+
+        def build_arrays() -> Arrays:
+            index = build()
+            epochs = np.array([index.num_epochs])
+            return {"documents": index.documents, "samples": index.samples, "shuffle": index.shuffle, "epochs": epochs}
+
+        if cache is None:
+            return build()
+        description = {
+            "format": CACHE_FORMAT,
+            "corpus": self.indexed.digest,
+            "documents": [self.documents.start, self.documents.stop],
+            "num_samples": num_samples,
+            "seq_length": self.seq_length,
+            "seed": seed,
+        }
+        arrays = cached_arrays(cache, description, build_arrays)
+        return SampleIndex(arrays["documents"], arrays["samples"], arrays["shuffle"], int(arrays["epochs"][0]))
+
+    @property
+    def tokens_per_epoch(self) -> int:
+        return int(self.indexed.lengths[self.documents.start : self.documents.stop].sum(dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.index)
@@ -68,12 +101,14 @@ class GPTDataset:
 
 
 def check_vocabulary(indexed: IndexedDataset, vocab_size: int) -> None:
-    """Refuse a corpus of another tokenizer before training: scans its first 32 M tokens.
+    """Refuse a corpus of another tokenizer before training: scans 32 M tokens, spread over the whole.
 
-    A larger id further on is found when its sample is read.
+    A larger id between them is found when its sample is read; `data verify` reads all.
     """
-    if indexed.num_tokens:
-        _check_ids(indexed.tokens[:SCANNED_TOKENS], vocab_size, indexed.prefix)
+    step = max(SCANNED_TOKENS // SCAN_BLOCKS, indexed.num_tokens // SCAN_BLOCKS)
+    for start in range(0, indexed.num_tokens, step):
+        block = indexed.tokens[start : start + SCANNED_TOKENS // SCAN_BLOCKS]
+        _check_ids(block, vocab_size, indexed.prefix)
 
 
 def _check_ids(ids: NDArray[np.integer], vocab_size: int, prefix: str) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_tlm.data import blend as blend_module
-from megatron_tlm.data.blend import Blend, BlendedDataset, parse_blend
+from megatron_tlm.data.blend import Blend, BlendedDataset, BlendState, parse_blend
 from megatron_tlm.data.mock_dataset import MockDataset
 from megatron_tlm.errors import DataError
 
@@ -94,3 +94,27 @@ def test_a_corpus_of_weight_zero_is_left_out() -> None:
 def test_a_sample_beyond_the_blend() -> None:
     with pytest.raises(IndexError, match=r"sample = 5 is outside 0\.\.4"):
         BlendedDataset(mocks(2), (0.5, 0.5), 5)[5]
+
+
+def test_an_order_is_taken_up_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blend_module, "BLOCK", 7)
+    weights = (0.5, 0.3, 0.2)
+    whole = BlendedDataset(mocks(3), weights, 200)
+    expected = [whole.source(i) for i in range(200)]
+    state = whole.state(100)
+    assert state.position == 98
+    later = BlendedDataset(mocks(3), weights, 200, state=BlendState.from_text(state.to_text()))
+    assert [later.source(i) for i in range(100, 200)] == expected[100:]
+    assert [later.source(i) for i in range(200)] == expected  # an earlier sample is there as well
+    for sample in (0, 1, 7, 50, 98, 100, 199):
+        counts = tuple(sum(which == dataset for which, _ in expected[:sample]) for dataset in range(3))
+        assert whole.taken(sample) == later.taken(sample) == counts
+
+
+@pytest.mark.parametrize("text", ["", "x", "7 7", "7 1 2 3", "7 7 0 0", "8 4 2 2", "-7 1 1 1"])
+def test_a_state_that_cannot_be_is_not_used(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(blend_module, "BLOCK", 7)
+    weights = (0.5, 0.3, 0.2)
+    expected = [BlendedDataset(mocks(3), weights, 50).source(i) for i in range(50)]
+    state = BlendState.from_text(text)
+    assert [BlendedDataset(mocks(3), weights, 50, state=state).source(i) for i in range(50)] == expected

@@ -56,3 +56,34 @@ def test_a_corpus_of_another_tokenizer_is_refused_at_once(indexed: IndexedDatase
 def test_a_corpus_that_is_too_short_is_named(indexed: IndexedDataset) -> None:
     with pytest.raises(DataError, match=rf"seq_length = 64 .* {indexed.prefix} holds 60"):
         GPTDataset(indexed, range(9), None, 64, 1)
+
+
+def test_a_cached_order_is_the_order(indexed: IndexedDataset, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    plain = GPTDataset(indexed, range(9), 23, 6, 1234)
+    for _ in range(2):
+        cached = GPTDataset(indexed, range(9), 23, 6, 1234, cache=cache)
+        assert [cached[i].tolist() for i in range(len(cached))] == [plain[i].tolist() for i in range(len(plain))]
+        assert cached.index.num_epochs == plain.index.num_epochs
+    for other in (
+        GPTDataset(indexed, range(8), 23, 6, 1234, cache=cache),
+        GPTDataset(indexed, range(9), 24, 6, 1234, cache=cache),
+        GPTDataset(indexed, range(9), 23, 5, 1234, cache=cache),
+        GPTDataset(indexed, range(9), 23, 6, 1235, cache=cache),
+    ):
+        assert len(other) > 0
+    assert len([path for path in cache.iterdir() if path.is_dir()]) == 5
+
+
+def test_the_digest_is_of_what_the_corpus_holds(indexed: IndexedDataset, tmp_path: Path) -> None:
+    def digest(lengths: list[int], first: int, dtype: type[np.integer] = np.uint16) -> str:
+        prefix = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        with IndexedDatasetWriter(prefix, np.dtype(dtype)) as writer:
+            for length in lengths:
+                writer.add_document(np.arange(first, first + length))
+        return IndexedDataset(prefix).digest
+
+    assert digest([5, 9], 0) == digest([5, 9], 0)
+    others = [digest([5, 9], 0), digest([9, 5], 0), digest([5, 9], 1), digest([5, 9], 0, np.int32), digest([5], 0)]
+    assert len(set(others)) == 5
+    assert digest([], 0) == digest([], 1)
