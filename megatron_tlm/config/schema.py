@@ -199,7 +199,11 @@ class DataConfig:
     train_data_path: tuple[str, ...] = option((), "as data_path, for training alone", metavar="PREFIX")
     valid_data_path: tuple[str, ...] = option((), "as data_path, for validation alone", metavar="PREFIX")
     test_data_path: tuple[str, ...] = option((), "as data_path, for test alone", metavar="PREFIX")
-    data_cache_path: str | None = option(None, "folder for sample indices (default: beside the data)", metavar="DIR")
+    data_cache_path: str | None = option(
+        None,
+        "folder for sample orders, shared by processes and runs (default: none, each builds its own)",
+        metavar="DIR",
+    )
     mock_data: bool = option(False, "train on made-up tokens, to try a layout without a corpus")
     tokenizer_type: TokenizerType | None = option(None, "kind of the tokenizer's file (default: by its name)")
     tokenizer_model: str | None = option(None, "the tokenizer's file", metavar="FILE")
@@ -213,14 +217,24 @@ class CheckpointConfig:
     load: str | None = option(None, "folder to continue from", metavar="DIR")
     save_interval: int | None = option(None, "steps between checkpoints (default: at the end only)")
     keep_last: int | None = option(None, "checkpoints to keep; older ones are deleted (default: all)")
+    keep_every: int | None = option(None, "with keep_last: checkpoints of every multiple of this step stay for good")
+    async_save: bool = option(
+        True, "train on while a checkpoint is written from a copy in host memory; --no-async-save waits instead"
+    )
     ckpt_step: int | None = option(None, "step to load (default: the newest complete one)")
     no_save_optim: bool = option(False, "save weights only")
     no_load_optim: bool = option(False, "load weights and how far the run was, with new optimizer state")
     finetune: bool = option(False, "load weights only, and start the data and the schedule anew")
+    allow_data_change: bool = option(False, "continue on other data, weights, split, seed or sequence length")
     allow_fresh_start: bool = option(False, "start from scratch where `load` holds no checkpoint")
 
     def __post_init__(self) -> None:
-        at_least("checkpoint", self, {"save_interval": 1, "keep_last": 1, "ckpt_step": 0})
+        at_least("checkpoint", self, {"save_interval": 1, "keep_last": 1, "keep_every": 1, "ckpt_step": 0})
+        if self.keep_every is not None and self.keep_last is None:
+            raise ConfigError(
+                f"checkpoint.keep_every = {self.keep_every} has no effect where keep_last = none keeps all; "
+                "give --keep-last too"
+            )
 
 
 @dataclass(frozen=True)
