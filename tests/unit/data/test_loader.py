@@ -2,6 +2,7 @@
 
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +11,15 @@ from hypothesis import strategies as st
 
 from megatron_tlm.config.schema import DataConfig
 from megatron_tlm.data.blend import BlendedDataset
-from megatron_tlm.data.gpt_dataset import GPTDataset
-from megatron_tlm.data.loader import Datasets, build_datasets, micro_batches
+from megatron_tlm.data.gpt_dataset import GPTDataset, SampleDataset
+from megatron_tlm.data.loader import (
+    BLEND_STATE,
+    Datasets,
+    build_datasets,
+    data_facts,
+    micro_batches,
+    samples_by_source,
+)
 from megatron_tlm.data.mock_dataset import MockDataset
 from megatron_tlm.data.pair_writer import IndexedDatasetWriter
 from megatron_tlm.errors import DataError
@@ -25,8 +33,18 @@ def write(prefix: Path, num_documents: int, first_id: int = 0) -> str:
     return str(prefix)
 
 
-def build(data: DataConfig, num_samples: tuple[int | None, int | None, int | None], **options: int) -> Datasets:
+Split = SampleDataset | None
+
+
+def build_all(data: DataConfig, num_samples: tuple[int | None, int | None, int | None], **options: Any) -> Datasets:
     return build_datasets(data, num_samples=num_samples, **({"seq_length": 8, "seed": 1, "vocab_size": 1000} | options))
+
+
+def build(
+    data: DataConfig, num_samples: tuple[int | None, int | None, int | None], **options: Any
+) -> tuple[Split, Split, Split]:
+    built = build_all(data, num_samples, **options)
+    return built.train, built.valid, built.test
 
 
 def ids_of(dataset: object) -> set[int]:
@@ -42,7 +60,10 @@ def test_splits_do_not_share_a_document(tmp_path: Path) -> None:
 
 
 def test_a_split_that_is_not_wanted_may_be_empty(tmp_path: Path) -> None:
-    datasets = build(DataConfig(data_path=(write(tmp_path / "a", 20),), split="100,0,0"), (30, 0, 0))
+    datasets = build_all(DataConfig(data_path=(write(tmp_path / "a", 20),), split="100,0,0"), (30, 0, 0))
+    assert datasets.notes == (
+        f"data: {tmp_path}/a: 400 tokens in 20 sequences to train on, 30 samples of it are 0.60 epochs",
+    )
     assert datasets.valid is None
     assert datasets.test is None
 
@@ -53,10 +74,71 @@ def test_none_asks_for_one_epoch(tmp_path: Path) -> None:
     assert len(train) == (20 * 20 - 1) // 8
 
 
-def test_an_empty_split_is_refused_when_wanted(tmp_path: Path) -> None:
+def test_an_empty_split_is_told_and_left_out(tmp_path: Path) -> None:
     prefix = write(tmp_path / "a", 20)
-    with pytest.raises(DataError, match=r"split = '100,0,0' leaves 0 of the 20 sequences of .*a for valid"):
-        build(DataConfig(data_path=(prefix,), split="100,0,0"), (30, 2, 0))
+    built = build_all(DataConfig(data_path=(prefix,), split="100,0,0"), (30, 2, 0))
+    assert built.valid is None
+    what = f"data.split = '100,0,0' leaves 0 of the 20 sequences of {prefix} for valid"
+    assert built.notes[1:] == (f"no valid samples of it: {what}",)
+    with pytest.raises(DataError, match=r"split = '0,100,0' leaves 0 of the 20 sequences of .*a for train; raise"):
+        build(DataConfig(data_path=(prefix,), split="0,100,0"), (30, 2, 0))
+
+
+def test_a_corpus_too_small_for_a_split_is_left_out_of_its_blend(tmp_path: Path) -> None:
+    words = ("3", write(tmp_path / "a", 100), "1", write(tmp_path / "b", 10, first_id=100))
+    built = build_all(DataConfig(data_path=words, split="97,3,0"), (40, 8, 0))
+    assert isinstance(built.valid, BlendedDataset)
+    assert ids_of(built.valid) <= set(range(97, 100))
+    assert "of the 10 sequences of" in built.notes[-1]
+
+
+def test_a_split_without_a_path_of_its_own_is_left_out(tmp_path: Path) -> None:
+    built = build_all(DataConfig(train_data_path=(write(tmp_path / "a", 5),)), (None, 2, 0))
+    assert built.valid is None
+    assert built.notes[-1] == "no valid samples: data.valid_data_path names no corpus"
+
+
+@pytest.mark.parametrize("blended", [False, True])
+def test_a_longer_run_keeps_the_order_of_the_one_it_continues(tmp_path: Path, blended: bool) -> None:
+    a, b = write(tmp_path / "a", 10), write(tmp_path / "b", 10, first_id=100)
+    data = DataConfig(data_path=("2", a, "1", b) if blended else (a,), split="1")
+    first = build_all(data, (60, 0, 0))
+    kept = data_facts(first, 33)
+    longer = build_all(data, (500, 0, 0), before=kept)
+    anew = build_all(data, (500, 0, 0))
+    assert first.train is not None
+    assert longer.train is not None
+    assert anew.train is not None
+    rows = [first.train[i].tolist() for i in range(60)]
+    assert [longer.train[i].tolist() for i in range(60)] == rows
+    assert [anew.train[i].tolist() for i in range(60)] != rows
+    assert longer.fingerprint.values == first.fingerprint.values
+    assert (BLEND_STATE in kept) == blended
+    if blended:
+        assert len(longer.train) == 501
+
+
+def test_tokens_are_counted_by_source(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a", 10), write(tmp_path / "b", 10, first_id=100)
+    train, _, _ = build(DataConfig(data_path=("2", a, "1", b), split="1"), (60, 0, 0))
+    assert train is not None
+    read = [int(train[i][0] >= 100) for i in range(60)]
+    for sample in (0, 7, 60):
+        assert samples_by_source(train, sample) == {a: sample - sum(read[:sample]), b: sum(read[:sample])}
+    assert samples_by_source(train, 130) == {a: 2 * 40 + 10 - sum(read[:10]), b: 2 * 20 + sum(read[:10])}
+    single, _, _ = build(DataConfig(data_path=(a,), split="1"), (60, 0, 0))
+    assert single is not None
+    assert samples_by_source(single, 7) == {a: 7}
+    assert samples_by_source(MockDataset(5, 4, 9, 1), 7) == {}
+
+
+def test_the_order_is_cached_where_asked(tmp_path: Path) -> None:
+    data = DataConfig(data_path=(write(tmp_path / "a", 20),), split="1", data_cache_path=str(tmp_path / "cache"))
+    first, again = (build(data, (60, 0, 0))[0] for _ in range(2))
+    assert first is not None
+    assert again is not None
+    assert [first[i].tolist() for i in range(60)] == [again[i].tolist() for i in range(60)]
+    assert len([path for path in (tmp_path / "cache").iterdir() if path.is_dir()]) == 1
 
 
 def test_a_path_for_each_split_takes_all_its_documents(tmp_path: Path) -> None:
@@ -98,8 +180,8 @@ def test_mistakes_about_paths_are_told(tmp_path: Path) -> None:
     prefix = write(tmp_path / "a", 20)
     with pytest.raises(DataError, match=r"data\.data_path = \(\) names no corpus"):
         build(DataConfig(), (30, 0, 0))
-    with pytest.raises(DataError, match=r"data\.valid_data_path = \(\) names no corpus"):
-        build(DataConfig(train_data_path=(prefix,)), (30, 2, 0))
+    with pytest.raises(DataError, match=r"data\.train_data_path = \(\) names no corpus"):
+        build(DataConfig(valid_data_path=(prefix,)), (30, 2, 0))
     with pytest.raises(DataError, match="stands beside a path for one split"):
         build(DataConfig(data_path=(prefix,), train_data_path=(prefix,)), (30, 0, 0))
     with pytest.raises(DataError, match=r"none\.idx = no such file"):
