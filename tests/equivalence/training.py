@@ -104,11 +104,11 @@ def batches(config: Config, start_step: int = 0, data_rank: int = 0, data_size: 
     )
 
 
-def plain_run(config: Config, steps: int = STEPS) -> Trained:
+def plain_run(config: Config, steps: int = STEPS, dtype: torch.dtype = torch.float32) -> Trained:
     """One process, no engine: torch's AdamW and clip_grad_norm_ on the whole global batch at once."""
     alone = replace(config, parallel=ParallelConfig(), training=replace(config.training, micro_batch_size=GLOBAL_BATCH))
     plan = build_plan(alone, VOCAB)
-    stage = Stage(plan)
+    stage = Stage(plan, dtype=dtype)
     init_stage(stage, plan, seed=config.training.seed)
     parameters = stage.global_parameters()
     betas = (config.optimizer.adam_beta1, config.optimizer.adam_beta2)
