@@ -43,16 +43,41 @@ def read_text(text: str, origin: str) -> Layer:
 
 @cache
 def preset_names() -> tuple[str, ...]:
-    """The shipped configurations, smallest first."""
-    found = {Path(item.name).stem for item in _preset_folder().iterdir() if item.name.endswith(".yaml")}
+    """The scales that are shipped, smallest first."""
+    found = _yaml_names(_preset_folder())
     return tuple(sorted(found, key=lambda name: (name != "tiny", name.endswith("b"), name)))
 
 
+@cache
+def preset_variants() -> tuple[str, ...]:
+    """What may follow a scale behind a hyphen: an architecture, and `uniform` for no taper."""
+    return tuple(sorted(_yaml_names(_preset_folder() / "variants"), key=lambda name: (name == "uniform", name)))
+
+
 def read_preset(name: str) -> Layer:
-    """The settings of a shipped configuration."""
-    if name not in preset_names():
-        raise ConfigError(f"--preset = {name} is not shipped; {did_you_mean(name, preset_names())}")
-    return read_text((_preset_folder() / f"{name}.yaml").read_text(encoding="utf-8"), f"preset {name}")
+    """The settings of a shipped configuration: `440m`, `440m-titans`, `440m-titans-uniform`."""
+    scale, *variants = name.split("-")
+    if scale not in preset_names():
+        raise ConfigError(f"--preset = {name} is not shipped; {did_you_mean(scale, preset_names())}")
+    layer = _read_shipped(_preset_folder(), scale)
+    for variant in variants:
+        if variant not in preset_variants():
+            raise ConfigError(f"--preset = {name} has no variant {variant}; {did_you_mean(variant, preset_variants())}")
+        layer |= _read_shipped(_preset_folder() / "variants", variant)
+    if len(set(variants) - {"uniform"}) > 1 or len(set(variants)) < len(variants):
+        raise ConfigError(
+            f"--preset = {name} names {len(variants)} variants; "
+            "give one architecture at the most, then -uniform or nothing"
+        )
+    return layer
+
+
+def _read_shipped(folder: Traversable, name: str) -> Layer:
+    return read_text((folder / f"{name}.yaml").read_text(encoding="utf-8"), f"preset {name}")
+
+
+def _yaml_names(folder: Traversable) -> set[str]:
+    return {Path(item.name).stem for item in folder.iterdir() if item.name.endswith(".yaml")}
 
 
 def _preset_folder() -> Traversable:

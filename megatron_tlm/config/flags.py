@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, Field, dataclass
 from typing import Any
 
-from megatron_tlm.config.document import preset_names
+from megatron_tlm.config.document import preset_names, preset_variants
 from megatron_tlm.config.megatron import ALIASES, IDLE, LENGTHS, REFUSED, SETTLED, VALUE_ALIASES
 from megatron_tlm.config.parser import Parser
 from megatron_tlm.config.schema import fields_of, sections
@@ -53,7 +53,9 @@ def add_config_flags(parser: Parser) -> None:
     """Give a parser --preset, --config and a flag for every field of the schema."""
     sources = parser.add_argument_group("where values come from")
     names = ", ".join(preset_names())
-    sources.add_argument("--preset", metavar="NAME", help=f"a shipped configuration: {names}")
+    variants = ", ".join(f"-{name}" for name in preset_variants())
+    text = f"a shipped configuration: {names}; each also with {variants}, such as 440m-titans-uniform"
+    sources.add_argument("--preset", metavar="NAME", help=text)
     sources.add_argument("--config", metavar="FILE", help="a YAML with the sections below")
     for section in sections():
         group = parser.add_argument_group(_TITLES.get(section, section))
