@@ -202,16 +202,21 @@ def lmm_flops(shape: ModelShape, seq_length: int) -> int:
 
 
 def mag_flops(shape: ModelShape, seq_length: int) -> int:
-    """Queries of a block of `attention_window` tokens meet the persistent keys, the block before and their own."""
-    window, persistent = shape.attention_window, shape.memory_persistent_tokens
-    width, size = shape.hidden_size, shape.query_size
-    blocks = -(-seq_length // window)
-    last = seq_length - (blocks - 1) * window
-    met = seq_length * persistent + window * window * (2 * blocks - 3) + last * (window + last) if blocks > 1 else 0
-    if blocks == 1:
-        met = seq_length * (persistent + seq_length)
-    extra = 4 * width * shape.key_size * persistent
-    return memory_flops(shape, seq_length) + 2 * attention_matrices(shape) + (extra + 4 * met * size) // seq_length
+    """Attention's part block by block, as `layers.titans.attend_window` computes it."""
+    persistent_keys = 4 * shape.hidden_size * shape.key_size * shape.memory_persistent_tokens
+    scores_and_values = 4 * met_keys(shape, seq_length) * shape.query_size
+    projections = 2 * attention_matrices(shape)
+    return memory_flops(shape, seq_length) + projections + (persistent_keys + scores_and_values) // seq_length
+
+
+def met_keys(shape: ModelShape, seq_length: int) -> int:
+    """Pairs of query and key over a sequence: each block of a window's queries meets the persistent keys, and those
+    from a window before its first query to its last."""
+    window, total = shape.attention_window, 0
+    for start in range(0, seq_length, window):
+        stop = min(start + window, seq_length)
+        total += (stop - start) * (shape.memory_persistent_tokens + stop - max(0, start - window + 1))
+    return total
 
 
 MIXERS: Mapping[str, Mixer] = MappingProxyType(
