@@ -5,13 +5,13 @@ import shutil
 from pathlib import Path
 
 from megatron_tlm.checkpoint.load import check_complete
-from megatron_tlm.checkpoint.root import read_pointer, step_directories
+from megatron_tlm.checkpoint.root import read_pointer, step_directories, step_of
 from megatron_tlm.checkpoint.tensor_file import sync_directory
 from megatron_tlm.errors import CheckpointError
 
 
-def prune(root: Path, keep: int) -> tuple[Path, ...]:
-    """Deletes all but the `keep` complete checkpoints saved last; returns what went, saved last first.
+def prune(root: Path, keep: int, *, every: int | None = None) -> tuple[Path, ...]:
+    """Deletes all but the `keep` complete checkpoints saved last and every `every`-th step; what went, last first.
 
     Damaged ones are left for a person to look at and do not count. What `latest` names is never deleted.
     """
@@ -27,7 +27,8 @@ def prune(root: Path, keep: int) -> tuple[Path, ...]:
         except CheckpointError:
             continue
         kept += 1
-        if kept > keep and directory.name != pointer:
+        milestone = every is not None and (step_of(directory) or 0) % every == 0
+        if kept > keep and directory.name != pointer and not milestone:
             gone.append(directory)
     for directory in reversed(gone):
         leaving = root / f".{directory.name.lstrip('.')}.deleted"

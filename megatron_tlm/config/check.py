@@ -129,7 +129,7 @@ def _check_data(config: Config) -> None:
 
 def _check_checkpoint(config: Config) -> None:
     checkpoint = config.checkpoint
-    for name in ("save_interval", "keep_last"):
+    for name in ("save_interval", "keep_last", "keep_every"):
         value = getattr(checkpoint, name)
         if value is not None and checkpoint.save is None:
             raise ConfigError(f"checkpoint.{name} = {value} and nothing is saved; give --save DIR or drop it")

@@ -108,9 +108,7 @@ _IDLE = {
     """,
     "batches are read by the training process": "--num-workers --no-mmap-bin-files",
     "checkpoints have one format, loadable in any layout": "--ckpt-format --use-dist-ckpt",
-    "checkpoints are saved while training waits": """
-        --async-save --ckpt-fully-parallel-save --ckpt-assume-constant-structure
-    """,
+    "every rank always writes its own part": "--ckpt-fully-parallel-save --ckpt-assume-constant-structure",
     "kernels are torch's": """
         --cross-entropy-loss-fusion --cross-entropy-fusion-impl --no-masked-softmax-fusion --no-bias-gelu-fusion
         --no-bias-swiglu-fusion --no-bias-dropout-fusion --no-rope-fusion --apply-rope-fusion --no-persist-layer-norm

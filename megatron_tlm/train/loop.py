@@ -6,7 +6,6 @@ its learning rate from its number. A resumed run therefore repeats what an unint
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +19,7 @@ from megatron_tlm.plan.build import Plan
 from megatron_tlm.train.agree import AgreedError
 from megatron_tlm.train.engine import Engine, MicroBatches, StepResult
 from megatron_tlm.train.log import RunLog, StepReport
+from megatron_tlm.train.saver import Saver
 from megatron_tlm.train.saving import Progress
 from megatron_tlm.train.schedule import Schedule
 from megatron_tlm.train.stop import StopRequest
@@ -27,7 +27,7 @@ from megatron_tlm.train.stop import StopRequest
 
 @dataclass(frozen=True)
 class Run:
-    """All that a loop needs; `save` writes a checkpoint and tells where, None where nothing is to be saved."""
+    """All that a loop needs; `saver` writes checkpoints, None where nothing is to be saved."""
 
     config: Config
     plan: Plan
@@ -38,7 +38,7 @@ class Run:
     train: SampleDataset
     valid: SampleDataset | None
     log: RunLog
-    save: Callable[[Progress], str] | None
+    saver: Saver | None
 
     @property
     def samples_per_step(self) -> int:
@@ -51,19 +51,20 @@ class Run:
 
 def train_loop(run: Run, progress: Progress) -> Progress:
     """Trains from `progress` to the end, an exit interval or a signal, and saves there; how far it came."""
-    saved_step = progress.step
+    first_step = progress.step
     batches = data_stream(run, run.train, progress.consumed_samples)
     with StopRequest() as stop:
         while progress.step < run.train_steps:
-            progress = _one_step(run, progress, batches, saved_step)
+            progress = _one_step(run, progress, batches, first_step)
+            if run.saver is not None:
+                run.saver.poll()
             step, stopped = progress.step, stop.agreed()
             # A scheduler that sends SIGTERM kills soon after: what is left of the time belongs to the save.
             if not stopped and (_is_due(step, run.config.training.eval_interval) or step == run.train_steps):
                 _evaluate(run, progress)
             leaving = stopped or _is_due(step, run.config.training.exit_interval) or step == run.train_steps
-            if run.save is not None and (leaving or _is_due(step, run.config.checkpoint.save_interval)):
-                run.log.say(_timed_save(run.save, progress))
-                saved_step = step
+            if run.saver is not None and (leaving or _is_due(step, run.config.checkpoint.save_interval)):
+                run.saver.start(progress, last=leaving)
             if leaving:
                 _say_goodbye(run, progress, stopped)
                 break
@@ -82,9 +83,13 @@ def data_stream(run: Run, dataset: SampleDataset, start_sample: int) -> MicroBat
     )
 
 
+def is_finite(result: StepResult) -> bool:
+    return math.isfinite(result.loss) and math.isfinite(result.grad_norm)
+
+
 def check_finite(result: StepResult, step: int, saved_step: int) -> None:
     """AgreedError naming the step whose loss or gradient left the numbers; all ranks see the same values."""
-    if math.isfinite(result.loss) and math.isfinite(result.grad_norm):
+    if is_finite(result):
         return
     way_out = "lower --lr or --clip-grad, or raise --lr-warmup-iters"
     if saved_step:
@@ -94,14 +99,16 @@ def check_finite(result: StepResult, step: int, saved_step: int) -> None:
     )
 
 
-def _one_step(run: Run, progress: Progress, batches: MicroBatches, saved_step: int) -> Progress:
+def _one_step(run: Run, progress: Progress, batches: MicroBatches, first_step: int) -> Progress:
     place = run.mesh.coordinate
     torch.manual_seed(step_seed(run.config.training.seed, progress.step, place.data, place.pipe))
     learning_rate = run.schedule(progress.step)
     start = time.perf_counter()
     result = run.engine.train_step(batches, learning_rate)
     seconds = time.perf_counter() - start
-    check_finite(result, progress.step + 1, saved_step)
+    if run.saver is not None and not is_finite(result):
+        run.saver.finish()  # what was begun is the checkpoint to go back to
+    check_finite(result, progress.step + 1, run.saver.saved_step if run.saver is not None else first_step)
     progress = progress.after_step(run.samples_per_step, run.tokens_per_step)
     run.log.step(
         StepReport(progress.step, progress.consumed_samples, progress.consumed_tokens, result, learning_rate, seconds)
@@ -118,19 +125,15 @@ def _evaluate(run: Run, progress: Progress) -> None:
     run.log.evaluation(progress.step, progress.consumed_samples, loss)
 
 
-def _timed_save(save: Callable[[Progress], str], progress: Progress) -> str:
-    start = time.perf_counter()
-    where = save(progress)
-    return f"saved {where} in {time.perf_counter() - start:.1f} s"
-
-
 def _say_goodbye(run: Run, progress: Progress, stopped: bool) -> None:
     step, rest = progress.step, run.train_steps - progress.step
     if not rest:
         run.log.say(f"finished {step} steps, {progress.consumed_tokens} tokens")
         return
     cause = "asked to stop" if stopped else f"exit interval {run.config.training.exit_interval}"
-    kept = f"saved; --load {run.config.checkpoint.save} continues" if run.save else "not saved: no --save DIR was given"
+    kept = (
+        f"saved; --load {run.config.checkpoint.save} continues" if run.saver else "not saved: no --save DIR was given"
+    )
     run.log.say(f"{cause} after step {step} of {run.train_steps}, {kept} with {rest} steps to go")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from megatron_tlm.checkpoint.facts import Facts
 from megatron_tlm.checkpoint.load import Reader, find
 from megatron_tlm.checkpoint.prune import prune
-from megatron_tlm.checkpoint.save import begin, commit, write_part
+from megatron_tlm.checkpoint.save import Piece, begin, commit
 from megatron_tlm.comm.groups import Mesh, broadcast_object
 from megatron_tlm.config.dump import as_mapping
 from megatron_tlm.config.schema import CheckpointConfig, Config
@@ -84,35 +84,36 @@ def resume(config: Config, engine: Engine, plan: Plan, mesh: Mesh, source: Path)
     return Progress(facts.step, facts.consumed_samples, facts.consumed_tokens, steps)
 
 
-def save(
-    config: Config, engine: Engine, plan: Plan, mesh: Mesh, progress: Progress, tokenizer: Tokenizer | None
-) -> Path:
-    """Writes a checkpoint of `progress.step` and points `latest` at it; collective, every rank writes its own part.
-
-    AgreedError on all ranks where one could not write: the former checkpoint stays in force.
-    """
-    if config.checkpoint.save is None:
-        raise CheckpointError("checkpoint.save = None but 1 folder is needed to save; give --save DIR")
-    root = Path(config.checkpoint.save)
-    optimizer = not config.checkpoint.no_save_optim
-    started = agree(lambda: begin(root, progress.step) if mesh.rank == 0 else None)
-    partial = broadcast_object(started)
+def begin_save(config: Config, mesh: Mesh, step: int) -> Path:
+    """The directory that all ranks write their parts in; collective. AgreedError where rank 0 cannot make it."""
+    root = save_root(config)
+    partial = broadcast_object(agree(lambda: begin(root, step) if mesh.rank == 0 else None))
     if partial is None:
         raise CheckpointError(f"{root} = no folder begun by rank 0; save again")
-    pieces = state_pieces(engine, plan, mesh, config.parallel.zero_stage, optimizer=optimizer)
-    agree(lambda: write_part(partial, mesh.rank, pieces))
+    return partial
 
-    def finish() -> Path | None:
-        if mesh.rank > 0:
-            return None
-        with tokenizer_file(tokenizer) as file:
-            final = commit(partial, _facts(config, plan, progress), parts=plan.grid.size, tokenizer=file)
-        if config.checkpoint.keep_last is not None:
-            prune(root, config.checkpoint.keep_last)
-        return final
 
-    final = broadcast_object(agree(finish))
-    return final if final is not None else root
+def held_pieces(config: Config, engine: Engine, plan: Plan, mesh: Mesh) -> list[Piece]:
+    """What this rank writes: views of the live tensors."""
+    optimizer = not config.checkpoint.no_save_optim
+    return state_pieces(engine, plan, mesh, config.parallel.zero_stage, optimizer=optimizer)
+
+
+def commit_save(config: Config, plan: Plan, progress: Progress, partial: Path, tokenizer: Tokenizer | None) -> Path:
+    """Makes the parts that all ranks wrote a checkpoint, and deletes those that need not be kept; on rank 0 alone."""
+    wanted = config.checkpoint
+    with tokenizer_file(tokenizer) as file:
+        final = commit(partial, _facts(config, plan, progress), parts=plan.grid.size, tokenizer=file)
+    if wanted.keep_last is not None:
+        prune(save_root(config), wanted.keep_last, every=wanted.keep_every)
+    return final
+
+
+def save_root(config: Config) -> Path:
+    """Where a run saves."""
+    if config.checkpoint.save is None:
+        raise CheckpointError("checkpoint.save = None but 1 folder is needed to save; give --save DIR")
+    return Path(config.checkpoint.save)
 
 
 @contextmanager

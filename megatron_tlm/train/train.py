@@ -31,7 +31,8 @@ from megatron_tlm.train.loop import Run, train_loop
 from megatron_tlm.train.metrics import peak_tflops, short
 from megatron_tlm.train.multi_frequency import level_news
 from megatron_tlm.train.optimizer import run_periods
-from megatron_tlm.train.saving import Progress, find_resume, resume, save
+from megatron_tlm.train.saver import BackgroundSaver, Saver
+from megatron_tlm.train.saving import Progress, find_resume, resume
 from megatron_tlm.train.schedule import Schedule, build_schedule
 
 USER_ERROR, OTHER_ERROR = 2, 1
@@ -133,7 +134,7 @@ def _run(config: Config, prepared: Prepared) -> None:
         train=data.train,
         valid=data.valid,
         log=log,
-        save=_saver(config, prepared, mesh, engine),
+        saver=_saver(config, prepared, mesh, engine, progress, log),
     )
     try:
         train_loop(run, progress)
@@ -141,22 +142,13 @@ def _run(config: Config, prepared: Prepared) -> None:
         log.close()
 
 
-def _saver(config: Config, prepared: Prepared, mesh: Mesh, engine: Engine) -> "SaveAt | None":
-    return SaveAt(config, prepared, mesh, engine) if config.checkpoint.save is not None else None
-
-
-@dataclass(frozen=True)
-class SaveAt:
-    """Writes a checkpoint of where the run stands and tells where it lies."""
-
-    config: Config
-    prepared: Prepared
-    mesh: Mesh
-    engine: Engine
-
-    def __call__(self, progress: Progress) -> str:
-        plan, tokenizer = self.prepared.plan, self.prepared.tokenizer
-        return str(save(self.config, self.engine, plan, self.mesh, progress, tokenizer))
+def _saver(
+    config: Config, prepared: Prepared, mesh: Mesh, engine: Engine, progress: Progress, log: RunLog
+) -> Saver | None:
+    if config.checkpoint.save is None:
+        return None
+    plan, tokenizer = prepared.plan, prepared.tokenizer
+    return BackgroundSaver(config, engine, plan, mesh, tokenizer, saved_step=progress.step, say=log.say)
 
 
 def _datasets(config: Config, prepared: Prepared) -> Datasets:

@@ -74,3 +74,9 @@ def test_a_lone_checkpoint_is_never_deleted(tmp_path: Path) -> None:
     saved(tmp_path, 1)
     shutil.rmtree(tmp_path / "step-00000001" / "absent", ignore_errors=True)
     assert prune(tmp_path, 1) == ()
+
+
+def test_milestones_stay_for_good(tmp_path: Path) -> None:
+    saved(tmp_path, 5, 10, 15, 20, 25)
+    prune(tmp_path, 1, every=10)
+    assert names(tmp_path) == ["latest", "step-00000010", "step-00000020", "step-00000025"]

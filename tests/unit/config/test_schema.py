@@ -55,6 +55,10 @@ def test_defaults_are_derived_from_their_neighbours() -> None:
             r"lr_warmup_fraction = 1.5 lies outside \[0, 1\]",
         ),
         (lambda c: replace(c.checkpoint, keep_last=0), r"checkpoint.keep_last = 0 is below 1"),
+        (
+            lambda c: replace(c.checkpoint, keep_every=5),
+            r"keep_every = 5 has no effect where keep_last = none keeps all",
+        ),
         (lambda c: replace(c.logging, log_interval=0), r"logging.log_interval = 0 is below 1"),
     ],
 )

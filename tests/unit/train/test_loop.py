@@ -1,6 +1,5 @@
 """When a loop evaluates, saves, leaves: with an engine that only counts."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -69,6 +68,34 @@ class Notes:
         return
 
 
+@dataclass
+class SlowSaver:
+    """Notes what it is asked for; a save is done at the second poll after its start."""
+
+    saved_step: int = 0
+    started: list[tuple[int, bool]] = field(default_factory=list)
+    polls: int = 0
+    finished: int = 0
+    pending: int | None = None
+
+    def start(self, progress: Progress, *, last: bool) -> None:
+        self.finish()
+        self.started.append((progress.step, last))
+        self.pending, self.polls = progress.step, 0
+        if last:
+            self.finish()
+
+    def poll(self) -> None:
+        self.polls += 1
+        if self.polls == 2:
+            self.finish()
+
+    def finish(self) -> None:
+        if self.pending is not None:
+            self.saved_step, self.pending = self.pending, None
+            self.finished += 1
+
+
 class FirstId(MockDataset):
     """Sample n is n, n, n, ..."""
 
@@ -76,7 +103,7 @@ class FirstId(MockDataset):
         return np.full(self.seq_length + 1, sample, dtype=np.int64)
 
 
-def run_of(config: Config, engine: CountingEngine, notes: Notes, save: Callable[[Progress], str] | None) -> Run:
+def run_of(config: Config, engine: CountingEngine, notes: Notes, saver: SlowSaver | None) -> Run:
     steps = config.training.train_iters or 0
     return Run(
         config=config,
@@ -88,19 +115,15 @@ def run_of(config: Config, engine: CountingEngine, notes: Notes, save: Callable[
         train=FirstId(100, 8, 32, 0),
         valid=FirstId(2, 8, 32, 0),
         log=notes,
-        save=save,
+        saver=saver,
     )
 
 
 def go(config: Config, start: Progress = Progress()) -> tuple[CountingEngine, Notes, list[int], Progress]:  # noqa: B008
-    engine, notes, saved = CountingEngine(), Notes(), []
-
-    def save(progress: Progress) -> str:
-        saved.append(progress.step)
-        return f"ck/{progress.step}"
-
-    end = train_loop(run_of(config, engine, notes, save if config.checkpoint.save else None), start)
-    return engine, notes, saved, end
+    engine, notes, saver = CountingEngine(), Notes(), SlowSaver(start.step)
+    end = train_loop(run_of(config, engine, notes, saver if config.checkpoint.save else None), start)
+    assert saver.pending is None
+    return engine, notes, [step for step, _ in saver.started], end
 
 
 def test_a_run_takes_every_sample_once_and_follows_the_schedule() -> None:
@@ -124,9 +147,24 @@ def test_a_resumed_run_starts_behind_the_consumed_samples() -> None:
 
 
 def test_saves_fall_on_their_interval_and_on_the_end() -> None:
-    _, notes, saved, _ = go(replace(CONFIG, checkpoint=CheckpointConfig(save="ck", save_interval=4)))
-    assert saved == [4, 6]
-    assert notes.said[0].startswith("saved ck/4 in ")
+    config = replace(CONFIG, checkpoint=CheckpointConfig(save="ck", save_interval=4))
+    saver = SlowSaver()
+    train_loop(run_of(config, CountingEngine(), Notes(), saver), Progress())
+    assert saver.started == [(4, False), (6, True)]
+
+
+def test_a_loss_that_is_no_number_waits_for_the_save_to_go_back_to() -> None:
+    config = replace(CONFIG, checkpoint=CheckpointConfig(save="ck", save_interval=3))
+
+    class Diverging(CountingEngine):
+        def train_step(self, micro_batches: MicroBatches, learning_rate: float) -> StepResult:
+            self.loss = float("nan") if len(self.trained) == 3 else 1.0
+            return super().train_step(micro_batches, learning_rate)
+
+    saver = SlowSaver()
+    with pytest.raises(AgreedError, match=r"step 4: loss = nan .* continue from the checkpoint of step 3"):
+        train_loop(run_of(config, Diverging(), Notes(), saver), Progress())
+    assert (saver.finished, saver.saved_step) == (1, 3)
 
 
 def test_an_exit_interval_saves_and_says_how_to_go_on() -> None:
