@@ -7,7 +7,7 @@ per evaluation (step, valid_loss, valid_ppl). A run that goes back to an older s
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -44,7 +44,10 @@ class Scale:
 
 @dataclass(frozen=True)
 class StepReport:
-    """One finished step; `tokens` and `samples` count from the start of the run, `step` from 1."""
+    """One finished step; `tokens` and `samples` count from the start of the run, `step` from 1.
+
+    `wait_seconds` of its `seconds` it waited for data; `sources` are the tokens trained on by corpus, where counted.
+    """
 
     step: int
     samples: int
@@ -52,6 +55,8 @@ class StepReport:
     result: StepResult
     learning_rate: float
     seconds: float
+    wait_seconds: float = 0.0
+    sources: Mapping[str, int] = field(default_factory=dict)
 
 
 class RunLog(Protocol):
@@ -88,6 +93,7 @@ class _Interval:
 
     losses: list[float] = field(default_factory=list)
     seconds: float = 0.0
+    wait_seconds: float = 0.0
 
 
 class WritingLog:
@@ -119,6 +125,7 @@ class WritingLog:
         speed = self._scale.speed(1, report.seconds)
         self._interval.losses.append(report.result.loss)
         self._interval.seconds += report.seconds
+        self._interval.wait_seconds += report.wait_seconds
         moved = {level.level: level.update_ratio for level in report.result.levels if level.update_ratio is not None}
         self._ratios |= moved
         self._write_json(report, speed)
@@ -135,6 +142,8 @@ class WritingLog:
                 "iteration-time": report.seconds,
                 "throughput": speed.tflops_per_device,
                 "tokens-per-second": speed.tokens_per_second,
+                "data-wait-share": report.wait_seconds / max(report.seconds, 1e-9),
+                **{f"tokens/{Path(source).name}": float(tokens) for source, tokens in report.sources.items()},
                 **{name: value for level in report.result.levels for name, value in level_scalars(level)},
             },
         )
@@ -175,6 +184,7 @@ class WritingLog:
             f"{speed.tflops_per_device:.3g} TFLOP/s per device",
             *([f"MFU {100 * speed.mfu:.1f} %"] if speed.mfu is not None else []),
             f"{1000 * self._interval.seconds / steps:.0f} ms/step",
+            f"data wait {100 * self._interval.wait_seconds / max(self._interval.seconds, 1e-9):.1f} %",
             f"ETA {duration(left)}",
         ]
         return " | ".join(parts)
@@ -190,6 +200,8 @@ class WritingLog:
                 "samples": report.samples,
                 "tokens": report.tokens,
                 "seconds": report.seconds,
+                "data_wait_seconds": report.wait_seconds,
+                **({"tokens_by_source": dict(report.sources)} if report.sources else {}),
                 "tokens_per_second": speed.tokens_per_second,
                 "tflops_per_device": speed.tflops_per_device,
                 "mfu": speed.mfu,

@@ -126,7 +126,7 @@ def _wait(pids: list[int], timeout_seconds: float) -> list[int]:
 def metrics_of(config: Config) -> list[dict[str, Any]]:
     """The objects of the run's metrics.jsonl, clock left out."""
     text = (Path(config.logging.log_dir or "") / "metrics.jsonl").read_text()
-    timed = ("seconds", "tokens_per_second", "tflops_per_device")
+    timed = ("seconds", "data_wait_seconds", "tokens_per_second", "tflops_per_device")
     return [{key: value for key, value in json.loads(line).items() if key not in timed} for line in text.splitlines()]
 
 

@@ -37,7 +37,7 @@ def test_a_line_tells_the_means_of_its_interval(tmp_path: Path, capsys: pytest.C
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == (
         "iteration 4/5 | loss 3.5000 | ppl 33.12 | lr 1.000e-03 | grad norm 0.500 | 400 tokens/s | "
-        "0.0006 TFLOP/s per device | 250 ms/step | ETA 00:00:00"
+        "0.0006 TFLOP/s per device | 250 ms/step | data wait 0.0 % | ETA 00:00:00"
     )
     assert [line.split(" | ")[0] for line in lines] == [
         "iteration 2/5",
@@ -66,6 +66,7 @@ def test_every_step_and_evaluation_is_an_object(tmp_path: Path) -> None:
         "samples": 8,
         "tokens": 200,
         "seconds": 0.25,
+        "data_wait_seconds": 0.0,
         "tokens_per_second": 400.0,
         "tflops_per_device": pytest.approx(0.0006),
         "mfu": None,
