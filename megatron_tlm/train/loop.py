@@ -6,18 +6,21 @@ its learning rate from its number. A resumed run therefore repeats what an unint
 
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
+from megatron_tlm.checkpoint.facts import Scalar
 from megatron_tlm.comm.groups import Mesh
 from megatron_tlm.comm.rng import step_seed
 from megatron_tlm.config.schema import Config
 from megatron_tlm.data.gpt_dataset import SampleDataset
-from megatron_tlm.data.loader import micro_batches
+from megatron_tlm.data.loader import micro_batches, samples_by_source
 from megatron_tlm.plan.build import Plan
 from megatron_tlm.train.agree import AgreedError
 from megatron_tlm.train.engine import Engine, MicroBatches, StepResult
+from megatron_tlm.train.feed import Feed
 from megatron_tlm.train.log import RunLog, StepReport
 from megatron_tlm.train.saver import Saver
 from megatron_tlm.train.saving import Progress
@@ -39,6 +42,7 @@ class Run:
     valid: SampleDataset | None
     log: RunLog
     saver: Saver | None
+    data_facts: Callable[[int], Mapping[str, Scalar]] = lambda consumed_samples: {}
 
     @property
     def samples_per_step(self) -> int:
@@ -52,8 +56,8 @@ class Run:
 def train_loop(run: Run, progress: Progress) -> Progress:
     """Trains from `progress` to the end, an exit interval or a signal, and saves there; how far it came."""
     first_step = progress.step
-    batches = data_stream(run, run.train, progress.consumed_samples)
-    with StopRequest() as stop:
+    stream = data_stream(run, run.train, progress.consumed_samples)
+    with StopRequest() as stop, Feed(stream, pinned=torch.cuda.is_available()) as batches:
         while progress.step < run.train_steps:
             progress = _one_step(run, progress, batches, first_step)
             if run.saver is not None:
@@ -64,7 +68,7 @@ def train_loop(run: Run, progress: Progress) -> Progress:
                 _evaluate(run, progress)
             leaving = stopped or _is_due(step, run.config.training.exit_interval) or step == run.train_steps
             if run.saver is not None and (leaving or _is_due(step, run.config.checkpoint.save_interval)):
-                run.saver.start(progress, last=leaving)
+                run.saver.start(replace(progress, data=run.data_facts(progress.consumed_samples)), last=leaving)
             if leaving:
                 _say_goodbye(run, progress, stopped)
                 break
@@ -99,7 +103,7 @@ def check_finite(result: StepResult, step: int, saved_step: int) -> None:
     )
 
 
-def _one_step(run: Run, progress: Progress, batches: MicroBatches, first_step: int) -> Progress:
+def _one_step(run: Run, progress: Progress, batches: Feed, first_step: int) -> Progress:
     place = run.mesh.coordinate
     torch.manual_seed(step_seed(run.config.training.seed, progress.step, place.data, place.pipe))
     learning_rate = run.schedule(progress.step)
@@ -111,9 +115,28 @@ def _one_step(run: Run, progress: Progress, batches: MicroBatches, first_step: i
     check_finite(result, progress.step + 1, run.saver.saved_step if run.saver is not None else first_step)
     progress = progress.after_step(run.samples_per_step, run.tokens_per_step)
     run.log.step(
-        StepReport(progress.step, progress.consumed_samples, progress.consumed_tokens, result, learning_rate, seconds)
+        StepReport(
+            step=progress.step,
+            samples=progress.consumed_samples,
+            tokens=progress.consumed_tokens,
+            result=result,
+            learning_rate=learning_rate,
+            seconds=seconds,
+            wait_seconds=batches.take_wait(),
+            sources=_tokens_by_source(run, progress),
+        )
     )
     return progress
+
+
+def _tokens_by_source(run: Run, progress: Progress) -> dict[str, int]:
+    """Trained on from the start of the run, by corpus; counted where it is going to be told."""
+    if run.mesh.rank or not (
+        _is_due(progress.step, run.config.logging.log_interval) or progress.step == run.train_steps
+    ):
+        return {}
+    counts = samples_by_source(run.train, progress.consumed_samples)
+    return {source: samples * run.plan.seq_length for source, samples in counts.items()}
 
 
 def _evaluate(run: Run, progress: Progress) -> None:

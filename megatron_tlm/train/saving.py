@@ -1,12 +1,12 @@
 """Saving and resuming a run: the checkpoint room's steps, with the ranks in step between them."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from megatron_tlm.checkpoint.facts import Facts
+from megatron_tlm.checkpoint.facts import Facts, Scalar
 from megatron_tlm.checkpoint.load import Reader, find
 from megatron_tlm.checkpoint.prune import prune
 from megatron_tlm.checkpoint.save import Piece, begin, commit
@@ -25,19 +25,24 @@ from megatron_tlm.train.state import load_state, state_pieces
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come. Optimizer steps fall behind where a run was continued with fresh moments."""
+    """How far a run has come. Optimizer steps fall behind where a run was continued with fresh moments.
+
+    `data` is what a checkpoint keeps of the data, for a resumed run to go on with the same.
+    """
 
     step: int = 0
     consumed_samples: int = 0
     consumed_tokens: int = 0
     optimizer_steps: int = 0
+    data: Mapping[str, Scalar] = field(default_factory=dict)
 
     def after_step(self, samples: int, tokens: int) -> "Progress":
-        return Progress(
-            self.step + 1,
-            self.consumed_samples + samples,
-            self.consumed_tokens + tokens,
-            self.optimizer_steps + 1,
+        return replace(
+            self,
+            step=self.step + 1,
+            consumed_samples=self.consumed_samples + samples,
+            consumed_tokens=self.consumed_tokens + tokens,
+            optimizer_steps=self.optimizer_steps + 1,
         )
 
 
@@ -139,7 +144,7 @@ def _facts(config: Config, plan: Plan, progress: Progress) -> Facts:
         grid=plan.grid,
         zero_stage=config.parallel.zero_stage,
         stages=plan.stages,
-        extra=_windows(config, plan),
+        extra={**_windows(config, plan), **progress.data},
     )
 
 

@@ -7,18 +7,21 @@ once, without a last collective: the others would wait for it.
 import os
 import sys
 import traceback
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import torch
 
+from megatron_tlm.checkpoint.facts import Scalar
+from megatron_tlm.checkpoint.manifest import read_manifest
 from megatron_tlm.comm.groups import Mesh, build_mesh, init_distributed, shutdown
 from megatron_tlm.config.check import check_training, global_batch_size
 from megatron_tlm.config.dump import dump
 from megatron_tlm.config.schema import Config
-from megatron_tlm.data.loader import Datasets, build_datasets
+from megatron_tlm.data.loader import Datasets, build_datasets, data_facts
 from megatron_tlm.data.tokenizers import Tokenizer, load_tokenizer
 from megatron_tlm.errors import ConfigError, TlmError
 from megatron_tlm.plan.build import Plan, build_plan
@@ -51,6 +54,10 @@ class Prepared:
     tokenizer: Tokenizer | None
     source: Path | None
     news: tuple[str, ...]
+    before: Mapping[str, Scalar] = field(default_factory=dict)  # what the checkpoint keeps of its data
+
+
+T = TypeVar("T")
 
 
 def train(config: Config) -> int:
@@ -61,9 +68,11 @@ def train(config: Config) -> int:
     """
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     prepared = prepare(config, world_size)
+    # Before the process group stands: a sample order may take minutes, and no collective shall wait for it.
+    data = _attempt(lambda: _datasets(config, prepared))
     try:
         _join(config)
-        _run(config, prepared)
+        _run(config, prepared, data)
         shutdown()
     except BaseException as error:
         _leave(error, rank)
@@ -84,13 +93,15 @@ def prepare(config: Config, world_size: int) -> Prepared:
             "leave --vocab-size out or raise it"
         )
     news: list[str] = []
+    source = find_resume(config.checkpoint, news)
     return Prepared(
         plan=build_plan(config, vocab_size, data=degree),
         schedule=build_schedule(config.optimizer, train_steps),
         train_steps=train_steps,
         tokenizer=tokenizer,
-        source=find_resume(config.checkpoint, news),
+        source=source,
         news=tuple(news),
+        before=read_manifest(source).facts.extra if source is not None and not config.checkpoint.finetune else {},
     )
 
 
@@ -111,15 +122,29 @@ def _join(config: Config) -> None:
         init_distributed(backend, timeout, init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
 
 
-def _run(config: Config, prepared: Prepared) -> None:
+def _attempt(action: Callable[[], T]) -> Callable[[], T]:
+    """Does it now; the result, or the fault that ranks can agree on, is for later."""
+    try:
+        result = action()
+    except (TlmError, OSError) as error:
+        fault = error
+
+        def fail() -> T:
+            raise fault
+
+        return fail
+    return lambda: result
+
+
+def _run(config: Config, prepared: Prepared, built: Callable[[], Datasets]) -> None:
     plan = prepared.plan
     mesh = build_mesh(plan.grid)
-    data = agree(lambda: _datasets(config, prepared))
+    data = agree(built)
     engine = build_engine(config, plan, mesh)
     progress = Progress() if prepared.source is None else resume(config, engine, plan, mesh, prepared.source)
     log = agree(lambda: _build_log(config, prepared, mesh, progress))
     levels = level_news(run_periods(config, plan), prepared.train_steps)
-    for text in (*prepared.news, *_opening(prepared, engine, progress), *levels):
+    for text in (*prepared.news, *_opening(prepared, engine, progress), *data.notes, *levels):
         log.say(text)
     if data.train is None or progress.step >= prepared.train_steps:
         log.say(f"nothing to do: step {progress.step} of {prepared.train_steps} is done; raise --train-iters")
@@ -135,6 +160,7 @@ def _run(config: Config, prepared: Prepared) -> None:
         valid=data.valid,
         log=log,
         saver=_saver(config, prepared, mesh, engine, progress, log),
+        data_facts=lambda consumed_samples: data_facts(data, consumed_samples),
     )
     try:
         train_loop(run, progress)
@@ -152,16 +178,30 @@ def _saver(
 
 
 def _datasets(config: Config, prepared: Prepared) -> Datasets:
-    """Training samples for the whole run, and as many validation samples as one evaluation takes."""
+    """Training samples for the whole run, and as many validation samples as one evaluation takes.
+
+    DataError where a resumed run would read other samples than it did before, unless that is allowed.
+    """
     plan = prepared.plan
     batch = plan.micro_batches * config.training.micro_batch_size * plan.grid.data
-    return build_datasets(
-        config.data,
-        num_samples=(prepared.train_steps * batch, config.training.eval_iters * batch, 0),
-        seq_length=plan.seq_length,
-        seed=config.training.seed,
-        vocab_size=plan.shape.vocab_size,
-    )
+
+    def build(before: Mapping[str, Scalar]) -> Datasets:
+        return build_datasets(
+            config.data,
+            num_samples=(prepared.train_steps * batch, config.training.eval_iters * batch, 0),
+            seq_length=plan.seq_length,
+            seed=config.training.seed,
+            vocab_size=plan.shape.vocab_size,
+            before=before,
+        )
+
+    built = build(prepared.before)
+    if not config.checkpoint.allow_data_change:
+        built.fingerprint.check(prepared.before, str(prepared.source))
+    elif changes := built.fingerprint.changes(prepared.before):
+        built = build({})
+        built = replace(built, notes=(*built.notes, f"data changed, as allowed: {'; '.join(changes)}"))
+    return built
 
 
 def _build_log(config: Config, prepared: Prepared, mesh: Mesh, progress: Progress) -> RunLog:
