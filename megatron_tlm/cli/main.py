@@ -27,7 +27,7 @@ COMMANDS = {
     "generate": "continue a prompt from a checkpoint",
     "convert": "rewrite a checkpoint for another layout",
     "inspect": "what a checkpoint is, what it lacks, in what it differs from another",
-    "export": "a checkpoint as a Hugging Face directory",
+    "export": "a checkpoint as a Hugging Face directory or a GGUF file",
     "import": "a Hugging Face model as a checkpoint to train on",
 }
 

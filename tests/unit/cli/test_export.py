@@ -65,3 +65,14 @@ def test_sizes() -> None:
     for text in ("0", "5TB", "-1", "GB"):
         with pytest.raises(ConfigError, match=r"--x = .* is not a size; give one such as 5GB"):
             parse_size(text, "--x")
+
+
+def test_a_gguf_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = train_like("ours", tmp_path)
+    save_model(tmp_path / "ck", small_config(), vocab=SentencePieceTokenizer(file).vocab_size, tokenizer=file)
+    flags = ["export", "--format", "gguf", "--load", str(tmp_path / "ck"), "--output", str(tmp_path / "m.gguf")]
+    assert main([*flags, "--dtype", "float16"]) == 0
+    assert f"target  {tmp_path / 'm.gguf'}: deci, " in capsys.readouterr().out
+    assert (tmp_path / "m.gguf").read_bytes().startswith(b"GGUF\x03\0\0\0")
+    assert main([*flags, "--flavour", "padded"]) == 2
+    assert "--flavour = padded is of --format hf alone" in capsys.readouterr().err
