@@ -14,6 +14,8 @@ selective recomputation saves the softmax statistics, the attention core's input
 whole before it is added to the others, beside what else is at work.
 """
 
+from megatron_tlm.plan.mixer_bytes import extra_bytes
+from megatron_tlm.plan.mixers import find_mixer
 from megatron_tlm.plan.shape import ModelShape
 from megatron_tlm.plan.units import Unit
 from megatron_tlm.plan.workload import Workload
@@ -37,10 +39,13 @@ def _kept_whole(unit: Unit, shape: ModelShape, workload: Workload) -> int:
     match unit.kind:
         case "embedding":
             per_token = INDEX if tensor == 1 else 2 * INDEX + 1
+        case "mixer" if shape.mixer == "titans_lmm":
+            return workload.tokens * norm + extra_bytes(shape, workload).kept
         case "mixer":
             queries, keys = attention_sizes(shape, tensor)
             softmax = 0 if workload.recompute == "selective" else FLOAT32 * shape.num_attention_heads // tensor
             per_token = norm + (2 * queries + 2 * keys) * workload.element_bytes + softmax
+            return workload.tokens * per_token + extra_bytes(shape, workload).kept
         case "mlp":
             per_token = norm + 3 * (unit.width or 0) // tensor * workload.element_bytes
         case "head":
@@ -57,10 +62,13 @@ def working_bytes(unit: Unit, shape: ModelShape, workload: Workload) -> int:
     match unit.kind:
         case "embedding":
             return workload.tokens * stream + workload.padded_vocab_size // tensor * width * element
+        case "mixer" if find_mixer(shape.mixer).has_memory:
+            recomputed = _kept_whole(unit, shape, workload) - kept_bytes(unit, shape, workload)
+            return workload.tokens * stream + extra_bytes(shape, workload).working + recomputed
         case "mixer":
             queries, keys = attention_sizes(shape, tensor)
             at_work = (2 * queries + 2 * keys + width) * element
-            largest = max(queries, keys) * width * element
+            largest = max(queries, keys) * width * element + extra_bytes(shape, workload).working
         case "mlp":
             inner = (unit.width or 0) // tensor
             at_work = (2 * inner + width) * element

@@ -1,5 +1,7 @@
 """What the planner says of each mixer is what its module does: parameters, FLOPs by torch's counter, bytes."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,9 +10,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from megatron_tlm.comm.groups import AxisGroup
+from megatron_tlm.config.architecture import ArchitectureConfig
+from megatron_tlm.config.schema import Config, ModelConfig, TrainingConfig
 from megatron_tlm.model.units import build_unit
+from megatron_tlm.plan.activations import kept_bytes, working_bytes
+from megatron_tlm.plan.build import build_plan
 from megatron_tlm.plan.costs import forward_flops
 from tests.tiny_model import tiny_plan
+
+sys.path.insert(0, str(Path(__file__).parent))
+from measured import UnitRun, peak_bytes, saved_bytes
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "attention": {"qk_norm": True},
@@ -47,3 +56,38 @@ def test_flops_are_torchs_count(name: str) -> None:
         planned = forward_flops(unit, plan.shape, LENGTH, plan.padded_vocab_size)
         # Persistent tokens are shared out over the others, rounded down to whole FLOPs per token.
         assert 0 <= counter.get_total_flops() - planned * LENGTH < 3 * LENGTH, unit.name
+
+
+def unit_run(bf16: bool, length: int, architecture: dict[str, Any], **model: int) -> UnitRun:
+    sizes = {"num_layers": 1, "hidden_size": 64, "num_attention_heads": 4, "ffn_hidden_size": 256} | model
+    config = Config(
+        ModelConfig(seq_length=length, **sizes),  # type: ignore[arg-type]
+        architecture=ArchitectureConfig(match_params=False, **architecture),
+        training=TrainingConfig(micro_batch_size=2, bf16=bf16),
+    )
+    return UnitRun(build_plan(config, 1000), 1, config)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("name", ["attention", "gated", "headwise"])
+def test_gates_and_norms_keep_what_autograd_saves(name: str, bf16: bool) -> None:
+    run = unit_run(bf16, 64, ARCHITECTURES[name], num_query_groups=2)
+    assert saved_bytes(run) == kept_bytes(run.unit, run.plan.shape, run.plan.workload)
+
+
+@pytest.mark.parametrize(
+    ("length", "architecture", "model"),
+    [
+        (512, {"mixer": "titans_lmm", "memory_persistent_tokens": 0}, {}),
+        (256, {"mixer": "titans_lmm", "memory_chunk_size": 8, "memory_persistent_tokens": 64}, {"hidden_size": 96}),
+        (200, {"mixer": "titans_lmm", "memory_chunk_size": 20, "memory_persistent_tokens": 0}, {}),
+        (512, {"mixer": "titans_mag", "attention_window": 64}, {}),
+    ],
+)
+def test_peak_of_a_memory_is_within_a_sixth(length: int, architecture: dict[str, Any], model: dict[str, int]) -> None:
+    run = unit_run(False, length, architecture, **model)
+    run.forward_backward()
+    measured = peak_bytes(run.forward_backward) + 2 * run.h.untyped_storage().nbytes()
+    shape, workload = run.plan.shape, run.plan.workload
+    predicted = kept_bytes(run.unit, shape, workload) + working_bytes(run.unit, shape, workload)
+    assert measured == pytest.approx(predicted, rel=1 / 6)
