@@ -7,8 +7,9 @@ only all stages before it and all stages after it, so their length depends on wh
     s              F ↘       ↗ B F B F B F ... F B F ↘       ↗ B
     s+1 .. S-1         F ↘↗ B       stays on s        F ↘↗ B          with or without each of the two excursions
 
-The longest of the four bounds the step time from below. Where the stages are within a factor 1.5 of each other it has
-always been found equal to it, so that a cut reaching the smallest such bound is proven to be the best.
+The longest of the four bounds the step time from below. Where the stages are within a factor 1.5 of each other, and
+backward twice forward, it has always been found equal to it (with messages within a percent), so that a cut reaching
+the smallest such bound is proven to be the best.
 """
 
 from functools import lru_cache
