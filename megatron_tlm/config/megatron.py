@@ -146,9 +146,6 @@ _REFUSED = {
     "a run trains; evaluate with `megatron-tlm evaluate --load DIR --data-path PREFIX`": "--skip-train",
     "every step is taken; leave it out": "--iterations-to-skip",
     "a blend stands on the command line or in the YAML; give --data-path": "--data-args-path",
-    "tokens see all of their sample and count alike; leave it out": """
-        --reset-position-ids --reset-attention-mask --eod-mask-loss
-    """,
     "tokenizers are one file; give --tokenizer-model with a sentencepiece .model or a tokenizer.json": """
         --vocab-file --merge-file
     """,

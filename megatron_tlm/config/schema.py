@@ -205,6 +205,9 @@ class DataConfig:
         metavar="DIR",
     )
     mock_data: bool = option(False, "train on made-up tokens, to try a layout without a corpus")
+    reset_position_ids: bool = option(False, "count positions anew after every end-of-document id")
+    reset_attention_mask: bool = option(False, "let no token see past the end-of-document id before it")
+    eod_mask_loss: bool = option(False, "leave out the loss of the token after an end-of-document id")
     tokenizer_type: TokenizerType | None = option(None, "kind of the tokenizer's file (default: by its name)")
     tokenizer_model: str | None = option(None, "the tokenizer's file", metavar="FILE")
 

@@ -22,6 +22,7 @@ from megatron_tlm.errors import PlanError
 from megatron_tlm.layers.cache import KeyValueCache
 from megatron_tlm.layers.linear import ColumnLinear, ReplicatedLinear, RowLinear
 from megatron_tlm.layers.norm import SharedHeadNorm
+from megatron_tlm.layers.packing import Packing
 from megatron_tlm.layers.placement import Kept, Placement
 from megatron_tlm.layers.residual import BlockOptions, ResidualBlock
 from megatron_tlm.layers.rope import RotaryEmbedding
@@ -58,7 +59,7 @@ def attend(
     """softmax(q k^T / sqrt(H)) v over the keys up to each query's own; the last query belongs to the last key.
 
     [B, n, S, H], [B, k, T, H] twice, T >= S -> [B, n, S, H]. Flash where the device has it. `mask_ST` says what is
-    seen (True) where that is something else.
+    seen (True) where that is something else; it may be [B, 1, S, T] as well.
     """
     length, seen = q_BnSH.shape[2], k_BkTH.shape[2]
     masked = mask_ST is not None
@@ -120,7 +121,15 @@ class Attention(ResidualBlock):
             device=self.q.weight.device,
         )
 
-    def branch(self, x_BsD: Tensor, *, cache: KeyValueCache | None = None, position: int = 0, **state: Any) -> Tensor:
+    def branch(
+        self,
+        x_BsD: Tensor,
+        *,
+        cache: KeyValueCache | None = None,
+        position: int = 0,
+        packing: Packing | None = None,
+        **state: Any,
+    ) -> Tensor:
         """`position` is that of the first token; without a cache it must be the first key as well."""
         x_BSD, kept = self.placement.enter(x_BsD)
         q_BSnH, k_BSkH, v_BSkH = (
@@ -128,16 +137,18 @@ class Attention(ResidualBlock):
         )
         if self.q_norm is not None and self.k_norm is not None:
             q_BSnH, k_BSkH = self.q_norm(q_BSnH), self.k_norm(k_BSkH)
-        q_BSnH, k_BSkH = self.rotary(q_BSnH, k_BSkH, position)
+        positions = packing.positions_BS if packing is not None else None
+        q_BSnH, k_BSkH = self.rotary(q_BSnH, k_BSkH, position if positions is None else positions)
         q_BnSH, k_BkSH, v_BkSH = q_BSnH.transpose(1, 2), k_BSkH.transpose(1, 2), v_BSkH.transpose(1, 2)
         if cache is not None:
             k_BkSH, v_BkSH = cache.write(k_BkSH, v_BkSH, position)
+        mask = packing.mask_B1SS if packing is not None else None
         if self.options.recompute == "selective" and self.training and torch.is_grad_enabled():
             y_BnSH = checkpoint(
-                self._core, q_BnSH, k_BkSH, v_BkSH, use_reentrant=False, preserve_rng_state=self.options.draws
+                self._core, q_BnSH, k_BkSH, v_BkSH, mask, use_reentrant=False, preserve_rng_state=self.options.draws
             )
         else:
-            y_BnSH = self._core(q_BnSH, k_BkSH, v_BkSH)
+            y_BnSH = self._core(q_BnSH, k_BkSH, v_BkSH, mask)
         o_BsD: Tensor = self.o(self.gated(y_BnSH.transpose(1, 2), x_BSD, kept).flatten(2))
         return o_BsD
 
@@ -145,9 +156,9 @@ class Attention(ResidualBlock):
         """What of the heads' outputs goes on to the output projection: here, all."""
         return y_BSnH
 
-    def _core(self, q_BnSH: Tensor, k_BkTH: Tensor, v_BkTH: Tensor) -> Tensor:
+    def _core(self, q_BnSH: Tensor, k_BkTH: Tensor, v_BkTH: Tensor, mask_B1SS: Tensor | None = None) -> Tensor:
         dropout = self.options.attention_dropout if self.training else 0.0
         if dropout == 0.0:
-            return attend(q_BnSH, k_BkTH, v_BkTH)
+            return attend(q_BnSH, k_BkTH, v_BkTH, mask_ST=mask_B1SS)
         with shard_stream(self.placement.tensor, q_BnSH.device):
-            return attend(q_BnSH, k_BkTH, v_BkTH, dropout)
+            return attend(q_BnSH, k_BkTH, v_BkTH, dropout, mask_B1SS)

@@ -49,9 +49,9 @@ class ResidualBlock(nn.Module):
 
     def forward(self, h_BsD: Tensor, **state: Any) -> Tensor:
         """[B, s, D] -> [B, s, D]."""
-        if self.options.recompute == "full" and self.training and torch.is_grad_enabled() and not state:
+        if self.options.recompute == "full" and self.training and torch.is_grad_enabled() and "cache" not in state:
             recomputed: Tensor = checkpoint(
-                self._block, h_BsD, use_reentrant=False, preserve_rng_state=self.options.draws
+                self._block, h_BsD, use_reentrant=False, preserve_rng_state=self.options.draws, **state
             )
             return recomputed
         return self._block(h_BsD, **state)

@@ -39,12 +39,15 @@ class RotaryEmbedding(nn.Module):
         self.base = base
         self._table: Table | None = None
 
-    def forward(self, q_BSnH: Tensor, k_BSkH: Tensor, position: int = 0) -> tuple[Tensor, Tensor]:
-        """Queries and keys of positions position..position + S - 1, turned."""
+    def forward(self, q_BSnH: Tensor, k_BSkH: Tensor, position: int | Tensor = 0) -> tuple[Tensor, Tensor]:
+        """Queries and keys of positions position..position + S - 1, or [B, S] below S each, turned."""
         return self.turn(q_BSnH, position), self.turn(k_BSkH, position)
 
-    def turn(self, x_BSnH: Tensor, position: int = 0) -> Tensor:
-        """Heads at positions position..position + S - 1, turned."""
+    def turn(self, x_BSnH: Tensor, position: int | Tensor = 0) -> Tensor:
+        """Heads at positions position..position + S - 1, or [B, S] below S each, turned."""
+        if isinstance(position, Tensor):
+            cos, sin = self._rows(0, x_BSnH.shape[1], x_BSnH)
+            return rotate(x_BSnH, (cos[position], sin[position]))
         return rotate(x_BSnH, self._rows(position, x_BSnH.shape[1], x_BSnH))
 
     def _rows(self, position: int, length: int, like: Tensor) -> Table:

@@ -151,7 +151,8 @@ class TitansMag(Attention):
         x_BSnH = x_BSc.view(*x_BSc.shape[:2], -1, self.head_width)
         return self.rotary.turn(x_BSnH if norm is None else norm(x_BSnH), position).transpose(1, 2)
 
-    def _core(self, q_BnSH: Tensor, k_BkTH: Tensor, v_BkTH: Tensor) -> Tensor:
+    def _core(self, q_BnSH: Tensor, k_BkTH: Tensor, v_BkTH: Tensor, mask_B1SS: Tensor | None = None) -> Tensor:
+        assert mask_B1SS is None  # memory runs through documents: packing is refused for this mixer
         dropout = self.options.attention_dropout if self.training else 0.0
         if dropout == 0.0:
             return attend_window(q_BnSH, k_BkTH, v_BkTH, self.num_persistent, self.window)

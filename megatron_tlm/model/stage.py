@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from megatron_tlm.comm.groups import AxisGroup
+from megatron_tlm.layers.packing import Packing
 from megatron_tlm.layers.residual import BlockOptions, ResidualBlock
 from megatron_tlm.model.units import EVALUATION, Head, build_unit, global_name
 from megatron_tlm.plan.build import Plan
@@ -53,17 +54,26 @@ class Stage(nn.Module):
             head.tie(embedding.weight)  # type: ignore[arg-type]
 
     def forward(
-        self, x: Tensor, cache: StageCache | None = None, position: int = 0, *, last_only: bool = False
+        self,
+        x: Tensor,
+        cache: StageCache | None = None,
+        position: int = 0,
+        *,
+        last_only: bool = False,
+        packing: Packing | None = None,
     ) -> Tensor:
         """`position` is that of the first token, not 0 only where a cache holds those before it.
 
-        `last_only` spares the head all positions but the last: a long prompt's logits are large and not wanted.
+        `packing` tells the mixers which documents the tokens are of. `last_only` spares the head all positions but the
+        last: a long prompt's logits are large and not wanted.
         """
         for unit, block in zip(self.units, self.blocks, strict=True):
             if last_only and unit.kind == "head":
                 x = x[:, -1:]
             if cache is not None and unit.name in cache.blocks:
                 x = block(x, cache=cache.blocks[unit.name], position=position)
+            elif packing is not None and unit.kind == "mixer":
+                x = block(x, packing=packing)
             else:
                 x = block(x)
         return x

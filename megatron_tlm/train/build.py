@@ -14,6 +14,7 @@ from megatron_tlm.model.units import block_options
 from megatron_tlm.plan.build import Plan
 from megatron_tlm.train.engine import Engine
 from megatron_tlm.train.optimizer import check_stages
+from megatron_tlm.train.packing import pack_rules
 from megatron_tlm.train.quiet import prepare_deepspeed
 
 
@@ -29,12 +30,14 @@ def training_device(config: Config) -> torch.device:
     )
 
 
-def build_engine(config: Config, plan: Plan, mesh: Mesh) -> Engine:
+def build_engine(config: Config, plan: Plan, mesh: Mesh, eod_id: int | None = None) -> Engine:
     """This rank's stage with its initial weights, inside the engine that the number of stages asks for.
 
-    The process group must stand: DeepSpeed builds groups of its own in it.
+    `eod_id` ends a document, for those options that care. The process group must stand: DeepSpeed builds groups of its
+    own in it.
     """
     check_stages(plan)
+    rules = pack_rules(config.data, eod_id, plan.shape.mixer)
     device = training_device(config)
     prepare_deepspeed(device)
     # Only now: DeepSpeed reads its environment while it is imported, and takes seconds.
@@ -51,4 +54,4 @@ def build_engine(config: Config, plan: Plan, mesh: Mesh) -> Engine:
     )
     init_stage(stage, plan, seed=config.training.seed, std=config.model.init_method_std)
     engine = ZeroEngine if plan.grid.pipe == 1 else PipelineEngine
-    return engine(config, plan, mesh, stage)
+    return engine(config, plan, mesh, stage, rules)

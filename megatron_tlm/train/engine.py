@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from megatron_tlm.comm.groups import AxisGroup
 from megatron_tlm.layers.loss import vocab_parallel_cross_entropy
 from megatron_tlm.train.multi_frequency import LevelReport
+from megatron_tlm.train.packing import IGNORED
 
 MicroBatches = Iterator[NDArray[np.int64]]
 
@@ -44,12 +44,15 @@ class Engine(Protocol):
         """The mean loss of `count` micro-batches per data rank, without dropout; equal on all ranks."""
 
 
-def split_batch(batch: NDArray[np.int64], device: torch.device) -> tuple[Tensor, Tensor]:
-    """[B, S + 1] -> tokens [B, S] and the labels [B, S] that follow them."""
-    whole = torch.from_numpy(batch).to(device, non_blocking=True)
-    return whole[:, :-1].contiguous(), whole[:, 1:].contiguous()
+def mean_loss(
+    logits_BSv: Tensor, labels_BS: Tensor, tensor: AxisGroup, vocab_size: int, token_weight: float | None = None
+) -> Tensor:
+    """Mean cross-entropy in nats per token, a scalar that is equal on all tensor ranks.
 
-
-def mean_loss(logits_BSv: Tensor, labels_BS: Tensor, tensor: AxisGroup, vocab_size: int) -> Tensor:
-    """Mean cross-entropy in nats per token, a scalar that is equal on all tensor ranks."""
-    return vocab_parallel_cross_entropy(logits_BSv, labels_BS, tensor, vocab_size).mean()
+    With a `token_weight`, the sum over the labels that are not IGNORED times that.
+    """
+    if token_weight is None:
+        return vocab_parallel_cross_entropy(logits_BSv, labels_BS, tensor, vocab_size).mean()
+    counts_BS = labels_BS != IGNORED
+    loss_BS = vocab_parallel_cross_entropy(logits_BSv, labels_BS.clamp(min=0), tensor, vocab_size)
+    return (loss_BS * counts_BS).sum() * token_weight

@@ -7,39 +7,42 @@ A tied output weight is a copy on the last stage: drawn from the same seed, give
 step, counted in the norm on the first stage alone, and stored from there.
 """
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from types import MethodType
 from typing import Any
 
 import deepspeed
+import numpy as np
 import torch
 from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from megatron_tlm.comm.groups import Mesh
+from megatron_tlm.comm.groups import AxisGroup, Mesh
 from megatron_tlm.config.schema import Config
+from megatron_tlm.layers.packing import Packing
 from megatron_tlm.model.stage import Stage
 from megatron_tlm.plan.build import Plan
 from megatron_tlm.plan.grid import Coordinate
 from megatron_tlm.train.deepspeed_config import deepspeed_config
-from megatron_tlm.train.engine import MicroBatches, StepResult, mean_loss, split_batch
+from megatron_tlm.train.engine import MicroBatches, StepResult, mean_loss
 from megatron_tlm.train.optimizer import build_optimizer, clip_gradients, level_groups, read_levels, set_learning_rate
+from megatron_tlm.train.packing import PackRules
 from megatron_tlm.train.quiet import hushed
 
 
 class StagePipeline(PipelineModule):  # type: ignore[misc]
     """One layer per stage, of which this rank holds its own; the others' places are empty."""
 
-    def __init__(self, stage: Stage, plan: Plan, mesh: Mesh) -> None:
+    def __init__(self, stage: Stage, plan: Plan, mesh: Mesh, layer: nn.Module, loss: "_StepLoss") -> None:
         grid = plan.grid
-        layers = [stage if index == mesh.coordinate.pipe else nn.Identity() for index in range(grid.pipe)]
+        layers = [layer if index == mesh.coordinate.pipe else nn.Identity() for index in range(grid.pipe)]
         super().__init__(
             layers,
             topology=PipeModelDataParallelTopology(num_pp=grid.pipe, num_mp=grid.tensor, num_dp=grid.data),
-            loss_fn=partial(mean_loss, tensor=mesh.tensor, vocab_size=plan.shape.vocab_size),
+            loss_fn=loss,
             partition_method="uniform",
         )
         self._tied = self._tie(stage, plan, mesh) if plan.shape.tied_embeddings else []
@@ -62,12 +65,38 @@ class StagePipeline(PipelineModule):  # type: ignore[misc]
         return tied
 
 
+class _FedStage(nn.Module):
+    """A stage that takes what it has to know of each micro-batch's documents from aside: the pipe carries h alone."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__()
+        self.stage = stage
+        self.packings: Iterator[Packing | None] = iter(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.stage(x, packing=next(self.packings))
+        return h
+
+
+class _StepLoss:
+    """The loss of a micro-batch; `token_weight` is set for every step."""
+
+    def __init__(self, tensor: AxisGroup, vocab_size: int) -> None:
+        self._tensor, self._vocab_size = tensor, vocab_size
+        self.token_weight: float | None = None
+
+    def __call__(self, logits_BSv: Tensor, labels_BS: Tensor) -> Tensor:
+        return mean_loss(logits_BSv, labels_BS, self._tensor, self._vocab_size, self.token_weight)
+
+
 class PipelineEngine:
     """This rank's stage of the model."""
 
-    def __init__(self, config: Config, plan: Plan, mesh: Mesh, stage: Stage) -> None:
+    def __init__(self, config: Config, plan: Plan, mesh: Mesh, stage: Stage, rules: PackRules) -> None:
         self.parameters = stage.global_parameters()
-        self._config, self._plan, self._mesh = config, plan, mesh
+        self._config, self._plan, self._mesh, self._rules = config, plan, mesh, rules
+        self._loss = _StepLoss(mesh.tensor, plan.shape.vocab_size)
+        self._fed = _FedStage(stage) if rules.changes_model else None
         self._norm = 0.0
         groups = level_groups(self.parameters, config, plan, mesh)
         optimizer = build_optimizer(groups, config.optimizer, config.architecture.cms_update)
@@ -75,7 +104,7 @@ class PipelineEngine:
         with hushed():
             deepspeed.init_distributed(verbose=False)
             self.deepspeed, *_ = deepspeed.initialize(
-                model=StagePipeline(stage, plan, mesh),
+                model=StagePipeline(stage, plan, mesh, self._fed or stage, self._loss),
                 optimizer=optimizer,
                 config=settings,
             )
@@ -95,8 +124,22 @@ class PipelineEngine:
         return float(self.deepspeed.eval_batch(batches, num_micro_batches=count))
 
     def _batches(self, micro_batches: MicroBatches, count: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """DeepSpeed takes the first of a pair on the first stage, the second on the last, nothing between."""
-        return (split_batch(batch, torch.device("cpu")) for batch in islice(micro_batches, count))
+        """DeepSpeed takes the first of a pair on the first stage, the second on the last, nothing between.
+
+        Where ends of documents matter every stage reads the step's tokens by itself.
+        """
+        batches: Iterable[NDArray[np.int64]] = islice(micro_batches, count)
+        if self._rules.mask_loss or self._fed is not None:
+            batches = list(batches)
+            self._loss.token_weight = self._rules.token_weight(batches, self._mesh.data)
+        if self._fed is not None:
+            # Forward passes come in the order of the micro-batches, on every stage.
+            self._fed.packings = map(self._packing, batches)
+        return (self._rules.split(batch, torch.device("cpu")) for batch in batches)
+
+    def _packing(self, batch: NDArray[np.int64]) -> Packing | None:
+        tokens_BS, _ = self._rules.split(batch, self.deepspeed.device)
+        return self._rules.packing(tokens_BS)
 
     def _clip_before_step(self) -> None:
         """Without ZeRO, DeepSpeed's norm leaves out what later stages replicate: put ours in front of its step."""

@@ -23,7 +23,7 @@ from megatron_tlm.config.dump import dump
 from megatron_tlm.config.schema import Config
 from megatron_tlm.data.loader import Datasets, build_datasets, data_facts
 from megatron_tlm.data.tokenizers import Tokenizer, load_tokenizer
-from megatron_tlm.errors import ConfigError, TlmError
+from megatron_tlm.errors import ConfigError, DataError, TlmError
 from megatron_tlm.plan.build import Plan, build_plan
 from megatron_tlm.train.agree import AgreedError, agree
 from megatron_tlm.train.build import build_engine, choose_backend
@@ -34,6 +34,7 @@ from megatron_tlm.train.loop import Run, train_loop
 from megatron_tlm.train.metrics import peak_tflops, short
 from megatron_tlm.train.multi_frequency import level_news
 from megatron_tlm.train.optimizer import run_periods
+from megatron_tlm.train.packing import pack_rules
 from megatron_tlm.train.saver import BackgroundSaver, Saver
 from megatron_tlm.train.saving import Progress, find_resume, resume
 from megatron_tlm.train.schedule import Schedule, build_schedule
@@ -92,10 +93,12 @@ def prepare(config: Config, world_size: int) -> Prepared:
             f"model.vocab_size = {vocab_size} is below the tokenizer's {tokenizer.vocab_size} ids; "
             "leave --vocab-size out or raise it"
         )
+    plan = build_plan(config, vocab_size, data=degree)
+    pack_rules(config.data, eod_id(tokenizer), plan.shape.mixer)
     news: list[str] = []
     source = find_resume(config.checkpoint, news)
     return Prepared(
-        plan=build_plan(config, vocab_size, data=degree),
+        plan=plan,
         schedule=build_schedule(config.optimizer, train_steps),
         train_steps=train_steps,
         tokenizer=tokenizer,
@@ -110,6 +113,14 @@ def _tokenizer(config: Config) -> Tokenizer | None:
     if data.tokenizer_type is None and data.tokenizer_model is None:
         return None
     return load_tokenizer(data.tokenizer_type, data.tokenizer_model, vocab_size=config.model.vocab_size)
+
+
+def eod_id(tokenizer: Tokenizer | None) -> int | None:
+    """The id that ends a document, None where there is no tokenizer to ask, or it has none."""
+    try:
+        return None if tokenizer is None else tokenizer.eod_id
+    except DataError:
+        return None
 
 
 def _join(config: Config) -> None:
@@ -140,7 +151,7 @@ def _run(config: Config, prepared: Prepared, built: Callable[[], Datasets]) -> N
     plan = prepared.plan
     mesh = build_mesh(plan.grid)
     data = agree(built)
-    engine = build_engine(config, plan, mesh)
+    engine = build_engine(config, plan, mesh, eod_id(prepared.tokenizer))
     progress = Progress() if prepared.source is None else resume(config, engine, plan, mesh, prepared.source)
     log = agree(lambda: _build_log(config, prepared, mesh, progress))
     levels = level_news(run_periods(config, plan), prepared.train_steps)

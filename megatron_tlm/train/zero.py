@@ -4,10 +4,14 @@ With ZeRO 0 DeepSpeed neither reports a gradient norm nor knows which parameters
 there the gradients are clipped by us between the last backward and the step.
 """
 
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import deepspeed
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from megatron_tlm.comm.groups import AxisGroup, Mesh, all_reduce_sum
@@ -15,8 +19,9 @@ from megatron_tlm.config.schema import Config
 from megatron_tlm.model.stage import Stage
 from megatron_tlm.plan.build import Plan
 from megatron_tlm.train.deepspeed_config import deepspeed_config
-from megatron_tlm.train.engine import MicroBatches, StepResult, mean_loss, split_batch
+from megatron_tlm.train.engine import MicroBatches, StepResult, mean_loss
 from megatron_tlm.train.optimizer import build_optimizer, clip_gradients, level_groups, read_levels, set_learning_rate
+from megatron_tlm.train.packing import PackRules
 from megatron_tlm.train.quiet import hushed
 
 
@@ -60,9 +65,9 @@ class Units:
 class ZeroEngine:
     """The whole depth of the model on every data rank."""
 
-    def __init__(self, config: Config, plan: Plan, mesh: Mesh, stage: Stage) -> None:
+    def __init__(self, config: Config, plan: Plan, mesh: Mesh, stage: Stage, rules: PackRules) -> None:
         self.parameters = stage.global_parameters()
-        self._config, self._plan, self._mesh = config, plan, mesh
+        self._config, self._plan, self._mesh, self._rules = config, plan, mesh, rules
         groups = level_groups(self.parameters, config, plan, mesh)
         optimizer = build_optimizer(groups, config.optimizer, config.architecture.cms_update)
         settings = deepspeed_config(config, micro_batches=plan.micro_batches, data=mesh.data.size)
@@ -78,8 +83,7 @@ class ZeroEngine:
         set_learning_rate(engine.optimizer, learning_rate)
         total = torch.zeros((), dtype=torch.float64, device=engine.device)
         norm = 0.0
-        for index in range(count):
-            loss = self._loss(micro_batches)
+        for index, loss in enumerate(self._losses(micro_batches, count)):
             total += loss.detach()
             engine.backward(loss)
             if index == count - 1 and self._config.parallel.zero_stage == 0:
@@ -94,13 +98,22 @@ class ZeroEngine:
     def evaluate(self, micro_batches: MicroBatches, count: int) -> float:
         self.deepspeed.eval()
         total = torch.zeros((), dtype=torch.float64, device=self.deepspeed.device)
-        for _ in range(count):
-            total += self._loss(micro_batches)
+        for loss in self._losses(micro_batches, count):
+            total += loss
         return self._mean(float(total) / count, self._mesh.data)
 
-    def _loss(self, micro_batches: MicroBatches) -> Tensor:
-        tokens_BS, labels_BS = split_batch(next(micro_batches), self.deepspeed.device)
-        return mean_loss(self.deepspeed(tokens_BS), labels_BS, self._mesh.tensor, self._plan.shape.vocab_size)
+    def _losses(self, micro_batches: MicroBatches, count: int) -> Iterator[Tensor]:
+        """Of a step's micro-batches, each when it is asked for; read all at once where their labels must be counted."""
+        batches: Iterable[NDArray[np.int64]] = islice(micro_batches, count)
+        weight = None
+        if self._rules.mask_loss:
+            batches = list(batches)
+            weight = self._rules.token_weight(batches, self._mesh.data)
+        for batch in batches:
+            tokens_BS, labels_BS = self._rules.split(batch, self.deepspeed.device)
+            packing = self._rules.packing(tokens_BS)
+            logits_BSv = self.deepspeed(tokens_BS) if packing is None else self.deepspeed(tokens_BS, packing=packing)
+            yield mean_loss(logits_BSv, labels_BS, self._mesh.tensor, self._plan.shape.vocab_size, weight)
 
     @staticmethod
     def _mean(value: float, data: AxisGroup) -> float:

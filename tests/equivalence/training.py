@@ -16,19 +16,30 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megatron_tlm.comm.groups import build_mesh, gather_object
-from megatron_tlm.config.schema import Config, ModelConfig, OptimizerConfig, ParallelConfig, TaperConfig, TrainingConfig
+from megatron_tlm.config.schema import (
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    TaperConfig,
+    TrainingConfig,
+)
 from megatron_tlm.data.loader import micro_batches
 from megatron_tlm.data.mock_dataset import MockDataset
+from megatron_tlm.layers.loss import vocab_parallel_cross_entropy
 from megatron_tlm.model.init import init_stage
 from megatron_tlm.model.stage import Stage
 from megatron_tlm.plan.build import Plan, build_plan
 from megatron_tlm.train.build import build_engine
-from megatron_tlm.train.engine import Engine, mean_loss
+from megatron_tlm.train.engine import Engine
 from megatron_tlm.train.optimizer import parameter_groups, run_periods
+from megatron_tlm.train.packing import pack_rules
 from megatron_tlm.train.quiet import prepare_deepspeed
 from tests.cms_oracle import History, Rule
 
 VOCAB = 61
+EOD = 7
 GLOBAL_BATCH = 4
 STEPS = 5
 LEARNING_RATES = (1e-2, 8e-3, 6e-3, 4e-3, 2e-3)
@@ -85,7 +96,7 @@ def tiny(**changes: Any) -> Config:
         optimizer=OptimizerConfig(clip_grad=0.25, lr_decay_style="constant", weight_decay=0.1, adam_eps=1e-3),
         parallel=ParallelConfig(),
     )
-    for section in ("model", "architecture", "taper", "training", "optimizer", "parallel"):
+    for section in ("model", "architecture", "taper", "training", "optimizer", "parallel", "data"):
         part = getattr(config, section)
         own = {name: value for name, value in changes.items() if hasattr(part, name)}
         config = replace(config, **{section: replace(part, **own)})
@@ -121,7 +132,7 @@ def plain_run(config: Config, steps: int = STEPS, dtype: torch.dtype = torch.flo
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATES[step]
-        loss = _plain_loss(stage, next(data))
+        loss = _plain_loss(stage, next(data), config.data)
         stage.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         norms.append(float(torch.nn.utils.clip_grad_norm_(stage.parameters(), config.optimizer.clip_grad or torch.inf)))
@@ -144,7 +155,7 @@ def plain_run(config: Config, steps: int = STEPS, dtype: torch.dtype = torch.flo
         for role in ("exp_avg", "exp_avg_sq"):
             tensors[name, role] = optimizer.state[parameter][role][:rows].clone()
     with torch.no_grad():
-        valid = _plain_loss(stage, next(data)).item()
+        valid = _plain_loss(stage, next(data), config.data).item()
     return Trained(losses, norms, tensors, valid)
 
 
@@ -165,9 +176,14 @@ def slow_histories(config: Config, plan: Plan, parameters: Mapping[str, torch.nn
     return histories
 
 
-def _plain_loss(stage: Stage, batch: NDArray[np.int64]) -> Tensor:
+def _plain_loss(stage: Stage, batch: NDArray[np.int64], data: DataConfig) -> Tensor:
     tokens = torch.from_numpy(batch)
-    return mean_loss(stage(tokens[:, :-1]), tokens[:, 1:], stage.tensor, VOCAB)
+    rules = pack_rules(data, EOD, stage.plan.shape.mixer)
+    inputs = tokens[:, :-1]
+    losses = vocab_parallel_cross_entropy(
+        stage(inputs, packing=rules.packing(inputs)), tokens[:, 1:], stage.tensor, VOCAB
+    )
+    return losses[inputs != EOD].mean() if data.eod_mask_loss else losses.mean()
 
 
 @contextlib.contextmanager
@@ -177,7 +193,7 @@ def engine_on(config: Config, world_size: int) -> Iterator[tuple[Engine, Plan, A
     data = world_size // (parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size)
     plan = build_plan(config, VOCAB, data=data)
     mesh = build_mesh(plan.grid)
-    yield build_engine(config, plan, mesh), plan, mesh
+    yield build_engine(config, plan, mesh, EOD), plan, mesh
 
 
 def engine_run(rank: int, config: Config, world_size: int, steps: int = STEPS) -> Trained:
