@@ -1,7 +1,9 @@
 """Hugging Face's `tokenizer.json`, without transformers."""
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +63,9 @@ class HuggingFaceTokenizer:
         return list(self._backend.encode(text, add_special_tokens=False).ids)
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
-        if threads == 1:
-            return [self.encode(text) for text in texts]
-        return [list(encoding.ids) for encoding in self._backend.encode_batch(list(texts), add_special_tokens=False)]
+        with _parallelism(threads > 1):
+            encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
         check_ids(ids, self.vocab_size)
@@ -71,3 +73,18 @@ class HuggingFaceTokenizer:
 
     def save_to(self, directory: str | Path) -> None:
         save_tokenizer(directory, self.type_name, "tokenizer.json", self._model, {"end_token": self._end_token})
+
+
+@contextmanager
+def _parallelism(wanted: bool) -> Iterator[None]:
+    """The package reads this variable at every call. Its threads would fight with workers and not survive a fork."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "true" if wanted else "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
