@@ -30,6 +30,7 @@ from megatron_tlm.checkpoint.target import plan_target
 from megatron_tlm.checkpoint.tensor_file import DTYPES
 from megatron_tlm.checkpoint.tiling import Box
 from megatron_tlm.checkpoint.verify import verify as verify
+from megatron_tlm.checkpoint.widen import TensorSource, Widened, padded_widths
 from megatron_tlm.errors import CheckpointError
 
 _SPARE_BYTES = 16 << 20
@@ -43,6 +44,8 @@ def convert(
     pipe: int,
     data: int | None = None,
     zero: int | None = None,
+    stages: tuple[range, ...] | None = None,
+    pad_widths: bool = False,
     step: int | None = None,
     progress: Progress | None = None,
     workers: int | None = None,
@@ -50,13 +53,19 @@ def convert(
     """Rewrites one checkpoint (by default the newest complete) of `source_root` under `target_root`; returns it.
 
     `progress(done, all)` counts bytes and is called from the writing threads. Memory: `workers` blocks of a few MB.
+    `stages` are as in `plan_target`. With `pad_widths` every MLP gets the neurons of zeros that the tensor degree asks
+    for.
     PlanError or CheckpointError before a byte is written; after an error the target is as it was before.
     """
     source = find(source_root, step)
     target_root = Path(target_root)
     with Reader(source) as reader:
-        target = plan_target(reader.manifest, source.name, tensor=tensor, pipe=pipe, data=data, zero=zero)
-        size_bytes = sum(record.size_bytes for record in reader.manifest.tensors.values())
+        shape = reader.manifest.facts.shape
+        tensors = Widened(reader, padded_widths(shape, tensor)) if pad_widths else reader
+        target = plan_target(
+            tensors.manifest, source.name, tensor=tensor, pipe=pipe, data=data, zero=zero, stages=stages
+        )
+        size_bytes = sum(record.size_bytes for record in tensors.manifest.tensors.values())
         _check_target(source, source_root, target_root, target.facts.step, size_bytes)
         count = ByteCounter(size_bytes, progress)
         had_root = target_root.exists()
@@ -64,7 +73,7 @@ def convert(
         try:
             with ThreadPoolExecutor(workers or min(4, os.cpu_count() or 1)) as pool:
                 written = [
-                    pool.submit(write_part, partial, number, [_moved(reader, *held, count) for held in part])
+                    pool.submit(write_part, partial, number, [_moved(tensors, *held, count) for held in part])
                     for number, part in enumerate(target.parts)
                 ]
                 try:
@@ -86,7 +95,7 @@ def convert(
 class _MovedPiece(Piece):
     """A piece that goes from a reader to a part block by block."""
 
-    reader: Reader
+    reader: TensorSource
     count: ByteCounter
 
     def blocks(self) -> Iterator[torch.Tensor]:
@@ -98,7 +107,7 @@ class _MovedPiece(Piece):
             yield self.reader.read(self.name, self.role, offset, size, into=buffer)
 
 
-def _moved(reader: Reader, tensor: TensorId, box: Box, count: ByteCounter) -> Piece:
+def _moved(reader: TensorSource, tensor: TensorId, box: Box, count: ByteCounter) -> Piece:
     record = reader.record(*tensor)
     name, role = tensor
     offset, size = box

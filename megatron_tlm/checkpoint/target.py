@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 from megatron_tlm.checkpoint.facts import Facts
@@ -16,6 +17,16 @@ from megatron_tlm.plan.params import ParameterSpec
 from megatron_tlm.plan.shards import padded_vocab_size, shard
 from megatron_tlm.plan.units import build_units
 
+# Stages that were given by hand say nothing of another number of stages.
+_BY_HAND: Mapping[str, Any] = MappingProxyType(
+    {
+        "decoder_first_pipeline_num_layers": None,
+        "decoder_last_pipeline_num_layers": None,
+        "pipeline_model_parallel_layout": None,
+        "pipeline_cuts": [],
+    }
+)
+
 
 @dataclass(frozen=True)
 class Target:
@@ -26,12 +37,20 @@ class Target:
 
 
 def plan_target(
-    manifest: Manifest, address: str, *, tensor: int, pipe: int, data: int | None = None, zero: int | None = None
+    manifest: Manifest,
+    address: str,
+    *,
+    tensor: int,
+    pipe: int,
+    data: int | None = None,
+    zero: int | None = None,
+    stages: tuple[range, ...] | None = None,
 ) -> Target:
-    """The parts of the target grid, cut by the rules of training; data degree and ZeRO stage stay by default.
+    """The parts of the target grid; data degree and ZeRO stage stay by default.
 
-    PlanError lists every head count and layer width that the tensor degree does not divide and the degrees that
-    would work, or says how many stages the units allow.
+    `stages` are unit ranges; by default those whose slowest is the fastest there is, on no device in particular.
+    PlanError lists every head count and layer width that the tensor degree does not divide and the degrees that would
+    work, or says how many stages the units allow.
     """
     source = manifest.facts
     grid = Grid(pipe=pipe, data=source.grid.data if data is None else data, tensor=tensor)
@@ -44,7 +63,7 @@ def plan_target(
     padded = padded_vocab_size(source.shape.vocab_size, divisible_by, grid.tensor)
     units = build_units(source.shape)
     costs = [forward_flops(unit, source.shape, seq_length, padded) for unit in units]
-    stages = cut_stages(costs, grid.pipe, source.shape.tied_embeddings)
+    stages = stages or cut_stages(costs, grid.pipe, source.shape.tied_embeddings)
     homes = {
         spec.name: (spec, stage)
         for stage, indices in enumerate(stages)
@@ -96,6 +115,8 @@ def _relaid_config(config: Mapping[str, Any], grid: Grid, zero: int) -> dict[str
     parallel = config.get("parallel")
     if not isinstance(parallel, dict):
         return dict(config)
-    degrees = {"tensor_model_parallel_size": grid.tensor, "pipeline_model_parallel_size": grid.pipe}
+    degrees: dict[str, Any] = {"tensor_model_parallel_size": grid.tensor, "pipeline_model_parallel_size": grid.pipe}
     degrees["zero_stage"] = zero
+    if parallel.get("pipeline_model_parallel_size") != grid.pipe:
+        degrees |= _BY_HAND
     return {**config, "parallel": {**parallel, **{key: value for key, value in degrees.items() if key in parallel}}}

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from pathlib import Path
@@ -12,17 +13,27 @@ from megatron_tlm.checkpoint.blocks import ByteCounter, Progress, row_blocks
 from megatron_tlm.checkpoint.load import Reader, check_hashes
 from megatron_tlm.checkpoint.manifest import TensorId
 from megatron_tlm.checkpoint.tensor_file import DTYPES, tensor_bytes
+from megatron_tlm.checkpoint.widen import TensorSource, Widened
 from megatron_tlm.errors import CheckpointError
 
 
-def verify(source: Path, target: Path, *, progress: Progress | None = None, workers: int | None = None) -> int:
+def verify(
+    source: Path,
+    target: Path,
+    *,
+    widths: Sequence[int] | None = None,
+    progress: Progress | None = None,
+    workers: int | None = None,
+) -> int:
     """Re-reads two checkpoints from disk and compares every global tensor by hash; returns how many there are.
 
-    The source's files are first compared with the hashes of the day they were written. CheckpointError names the
-    tensors that differ.
+    The source's files are first compared with the hashes of the day they were written. `widths` are those that a
+    conversion padded the MLPs to: then the source is seen with as many zeros. CheckpointError names the tensors that
+    differ.
     """
-    with Reader(source) as ours, Reader(target) as theirs:
-        check_hashes(source, ours.manifest)
+    with Reader(source) as reader, Reader(target) as theirs:
+        check_hashes(source, reader.manifest)
+        ours = reader if widths is None else Widened(reader, widths)
         odd = sorted("/".join(key[::-1]) for key in ours.manifest.tensors.keys() ^ theirs.manifest.tensors.keys())
         if odd:
             raise CheckpointError(f"{target} = {', '.join(odd[:8])} missing or not in {source}; convert again")
@@ -42,7 +53,7 @@ def verify(source: Path, target: Path, *, progress: Progress | None = None, work
     return len(names)
 
 
-def tensor_hash(reader: Reader, name: str, role: str, *, count: ByteCounter | None = None) -> str:
+def tensor_hash(reader: TensorSource, name: str, role: str, *, count: ByteCounter | None = None) -> str:
     """SHA-256 of a global tensor's dtype, shape and row-major bytes: equal whatever layout stores it."""
     record = reader.record(name, role)
     digest = hashlib.sha256(f"{record.dtype} {list(record.shape)}".encode())

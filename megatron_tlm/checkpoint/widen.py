@@ -4,11 +4,11 @@ A neuron whose gate, up and down weights are zero gives silu(0) * 0 = 0, and its
 computes and learns what it did. Nothing is written: the zeros appear as boxes are read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -62,12 +62,15 @@ class Widened:
                 )
         self._reader = reader
         shape = replace(facts.shape, widths=tuple(widths))
+        config = _with_widths(facts.config, shape) if shape != facts.shape else facts.config
         narrow, wide = shapes_by_name(facts.shape), shapes_by_name(shape)
         tensors = {
             (name, role): replace(record, shape=wide[name]) if record.shape == narrow.get(name) else record
             for (name, role), record in reader.manifest.tensors.items()
         }
-        self.manifest: Manifest = replace(reader.manifest, facts=replace(facts, shape=shape), tensors=tensors)
+        self.manifest: Manifest = replace(
+            reader.manifest, facts=replace(facts, shape=shape, config=config), tensors=tensors
+        )
 
     @property
     def path(self) -> Path:
@@ -105,6 +108,24 @@ class Widened:
         return result
 
 
+def padded_widths(shape: ModelShape, degree: int) -> tuple[int, ...]:
+    """Every MLP's width, rounded up to what `degree` tensor ranks can share."""
+    if shape.cms_levels > 1 and any(width % degree for _, width in shape.mlp_widths()):
+        raise CheckpointError(
+            f"cms_levels = {shape.cms_levels} share each layer's width, which padding would share out anew; "
+            f"use a tensor degree below {degree} that divides them all"
+        )
+    return tuple(-(-width // degree) * degree for width in shape.widths)
+
+
 def shapes_by_name(shape: ModelShape) -> dict[str, Extent]:
     """Global name -> global shape of every parameter."""
     return {spec.name: spec.shape for unit in build_units(shape) for spec in unit.parameters}
+
+
+def _with_widths(config: Mapping[str, Any], shape: ModelShape) -> dict[str, Any]:
+    """The configuration that asks for these widths, where it has a section that can."""
+    taper = config.get("taper")
+    return (
+        {**config, "taper": {**taper, "layer_widths": list(shape.widths)}} if isinstance(taper, dict) else dict(config)
+    )

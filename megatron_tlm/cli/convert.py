@@ -4,15 +4,21 @@ import sys
 import time
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from megatron_tlm.checkpoint.load import check_complete, find
 from megatron_tlm.checkpoint.manifest import Manifest
 from megatron_tlm.checkpoint.relayout import convert
 from megatron_tlm.checkpoint.verify import verify
+from megatron_tlm.checkpoint.widen import padded_widths
 from megatron_tlm.cli.meter import Meter
+from megatron_tlm.cli.target_stages import target_stages
 from megatron_tlm.config.parser import Parser, program
-from megatron_tlm.errors import ConfigError
+from megatron_tlm.errors import ConfigError, PlanError
+from megatron_tlm.plan.grid import Grid
+from megatron_tlm.plan.resolve import check_divisible, is_divisible
+from megatron_tlm.plan.shape import ModelShape
 
 VERIFY_BY_DEFAULT_BYTES = 1 << 30
 
@@ -29,6 +35,8 @@ EXAMPLES = """\
 examples:
   megatron-tlm convert --load-dir run --save-dir run-one-rank \\
       --target-tensor-parallel-size 1 --target-pipeline-parallel-size 1
+  megatron-tlm convert --load-dir run --save-dir run-logical --logical
+  megatron-tlm convert --load-dir run --save-dir run-3 --target-tensor-parallel-size 3 --pad-widths
   megatron-tlm convert --load-dir run --save-dir run-2x4 --ckpt-step 2000 --verify \\
       --target-tensor-parallel-size 4 --target-pipeline-parallel-size 2
 
@@ -49,6 +57,15 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--target-data-parallel-size", type=int, metavar="N", help="ranks that share the rows (default: as saved)"
+    )
+    parser.add_argument(
+        "--target-zero-stage", type=int, choices=range(4), help="ZeRO stage to note for training on (default: as saved)"
+    )
+    parser.add_argument("--logical", action="store_true", help="one part with whole tensors: all target sizes are 1")
+    parser.add_argument(
+        "--pad-widths",
+        action="store_true",
+        help="add neurons of zeros to MLPs that the tensor degree does not divide; the function stays the same",
     )
     parser.add_argument(
         "--ckpt-step", type=int, metavar="STEP", help="step to convert (default: the newest complete one)"
@@ -78,14 +95,24 @@ def run(args: Namespace) -> int:
     before = check_complete(source)
     grid = before.facts.grid
     print(f"source  {_summary(source, before)}", flush=True)
+    wanted = _target(args, grid)
+    if not args.pad_widths:
+        _check_widths(before.facts.shape, wanted.tensor)
+    shape = before.facts.shape
+    if args.pad_widths:
+        shape = replace(shape, widths=padded_widths(shape, wanted.tensor))
+    stages = target_stages(before.facts, shape, wanted, args.target_zero_stage)
     started = time.perf_counter()
     with Meter("converting") as meter:
         target = convert(
             args.load_dir,
             args.save_dir,
-            tensor=_or(args.target_tensor_parallel_size, grid.tensor),
-            pipe=_or(args.target_pipeline_parallel_size, grid.pipe),
-            data=args.target_data_parallel_size,
+            tensor=wanted.tensor,
+            pipe=wanted.pipe,
+            data=wanted.data,
+            zero=args.target_zero_stage,
+            stages=stages,
+            pad_widths=args.pad_widths,
             step=before.facts.step,
             progress=meter,
         )
@@ -93,9 +120,11 @@ def run(args: Namespace) -> int:
     after = check_complete(target)
     print(f"target  {_summary(target, after)}")
     print(f"        {len(after.tensors)} tensors in {seconds:.1f} s, {after.size_bytes / 1e6 / seconds:.0f} MB/s")
+    for line in _padding(before, after):
+        print(line)
     if args.verify or (args.verify is None and after.size_bytes <= VERIFY_BY_DEFAULT_BYTES):
         with Meter("verifying") as meter:
-            count = verify(source, target, progress=meter)
+            count = verify(source, target, widths=after.facts.shape.widths, progress=meter)
         print(f"        all {count} tensors have the source's hashes")
     else:
         print("        not verified; --verify reads both again and compares every tensor")
@@ -124,5 +153,49 @@ def _summary(path: Path, manifest: Manifest) -> str:
     return f"{path}: {layout}, {parts} part{'s' if parts > 1 else ''}, {manifest.size_bytes / 1e6:.1f} MB"
 
 
-def _or(value: int | None, saved: int) -> int:
-    return saved if value is None else value
+def _target(args: Namespace, saved: Grid) -> Grid:
+    """The grid that was asked for; ConfigError for wishes that contradict each other."""
+    sizes = {}
+    for name, axis in (("tensor", "tensor"), ("pipeline", "pipe"), ("data", "data")):
+        given = getattr(args, f"target_{name}_parallel_size")
+        if args.logical and given not in (None, 1):
+            raise ConfigError(f"--target-{name}-parallel-size = {given} but --logical means 1; leave one of them out")
+        sizes[axis] = 1 if args.logical else getattr(saved, axis) if given is None else given
+    zero = args.target_zero_stage
+    if zero is not None and zero > 1 and sizes["pipe"] > 1:
+        raise ConfigError(
+            f"--target-zero-stage = {zero} but with {sizes['pipe']} pipeline stages DeepSpeed has ZeRO 0 and 1 alone; "
+            "lower one of them"
+        )
+    return Grid(**sizes)
+
+
+def _check_widths(shape: ModelShape, degree: int) -> None:
+    """PlanError, with the way out that this command has, where nothing but MLP widths is in the way of a degree."""
+    try:
+        check_divisible(shape, degree)
+    except PlanError as error:
+        if shape.cms_levels == 1 and is_divisible(replace(shape, widths=(degree,) * shape.num_layers), degree):
+            raise PlanError(f"{error}, or give --pad-widths") from None
+        raise
+
+
+def _padding(before: Manifest, after: Manifest) -> list[str]:
+    """What --pad-widths added, and how training asks for the model that it made."""
+    old, new = before.facts.shape, after.facts.shape
+    if old.widths == new.widths:
+        return []
+    layers = [
+        f"layer {layer} {narrow} -> {wide}"
+        for layer, (narrow, wide) in enumerate(zip(old.widths, new.widths, strict=True))
+        if narrow != wide
+    ]
+    added = sum(new.widths) - sum(old.widths)
+    size_bytes = sum(item.size_bytes for item in after.tensors.values()) - sum(
+        item.size_bytes for item in before.tensors.values()
+    )
+    return [
+        f"        padded {', '.join(layers)}: {added} neurons of zeros, {3 * added * old.hidden_size:,} parameters, "
+        f"{size_bytes / 1e6:.3g} MB",
+        f"        train on with --layer-widths {' '.join(map(str, new.widths))}",
+    ]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 from megatron_tlm.checkpoint.load import Reader, find
 from megatron_tlm.checkpoint.relayout import convert
 from megatron_tlm.checkpoint.verify import tensor_hash, verify
+from megatron_tlm.checkpoint.widen import padded_widths
 from megatron_tlm.errors import CheckpointError, PlanError
 from megatron_tlm.plan.grid import Grid
 from tests.unit.checkpoint.made import facts, model_shape, row_halves, save, values
@@ -289,3 +291,40 @@ def test_memory_is_a_few_blocks_whatever_the_tensors(tmp_path: Path) -> None:
     # Two workers with a block of 4 MB each and some change.
     assert split < 30e6
     assert merged < 30e6
+
+
+def test_widths_that_do_not_fit_can_be_padded(tmp_path: Path) -> None:
+    shape = model_shape(widths=(24, 18, 10))
+    tensors = values(shape)
+    about = facts(shape)
+    source = save(tmp_path / "a", tensors, replace(about, config={**about.config, "taper": {"layer_widths": []}}))
+    with pytest.raises(PlanError, match=r"= 4 does not divide .*layer 1 width 18, layer 2 width 10"):
+        convert(tmp_path / "a", tmp_path / "b", tensor=4, pipe=1)
+    target = convert(tmp_path / "a", tmp_path / "b", tensor=4, pipe=1, pad_widths=True)
+    assert verify(source, target, widths=(24, 20, 12)) == len(tensors)
+    with Reader(target) as reader:
+        assert reader.manifest.facts.shape == replace(shape, widths=(24, 20, 12))
+        assert reader.manifest.facts.config["taper"] == {"layer_widths": [24, 20, 12]}
+        for role in ("weight", "exp_avg_sq"):
+            up = reader.read("layers.1.mlp.up.weight", role)
+            assert torch.equal(up[:18], tensors["layers.1.mlp.up.weight", role])
+            assert not up[18:].any()
+            down = reader.read("layers.2.mlp.down.weight", role)
+            assert torch.equal(down[:, :10], tensors["layers.2.mlp.down.weight", role])
+            assert not down[:, 10:].any()
+    with pytest.raises(CheckpointError, match="not the bytes of"):
+        verify(source, target)
+
+
+def test_padding_adds_nothing_where_all_fits_and_cannot_add_heads(tmp_path: Path) -> None:
+    source = save(tmp_path / "a", values(model_shape()), facts(model_shape()))
+    assert verify(source, convert(tmp_path / "a", tmp_path / "b", tensor=4, pipe=1, pad_widths=True))
+    with pytest.raises(PlanError, match=r"= 3 does not divide num_attention_heads = 4, num_query_groups = 2; use"):
+        convert(tmp_path / "a", tmp_path / "c", tensor=3, pipe=1, pad_widths=True)
+
+
+def test_levels_that_share_a_width_are_not_padded() -> None:
+    shape = replace(model_shape(widths=(24, 20)), cms_levels=2)
+    assert padded_widths(shape, 2) == (24, 20)
+    with pytest.raises(CheckpointError, match="cms_levels = 2 share each layer's width, which padding would"):
+        padded_widths(shape, 4)

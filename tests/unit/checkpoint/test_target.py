@@ -1,5 +1,7 @@
 """A conversion cuts the model as training at that layout would, and gives every element to exactly one rank."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,8 +38,8 @@ def training_plan(tied: bool, tensor: int, pipe: int) -> Plan:
 @pytest.mark.parametrize("tensor", [1, 2, 4])
 @pytest.mark.parametrize("pipe", [1, 2, 3, 4])
 def test_stages_and_shards_are_training_s_own(tied: bool, tensor: int, pipe: int) -> None:
-    target = plan_target(manifest(tied), "made", tensor=tensor, pipe=pipe, data=1)
     plan = training_plan(tied, tensor, pipe)
+    target = plan_target(manifest(tied), "made", tensor=tensor, pipe=pipe, data=1, stages=plan.stages)
     assert target.facts.stages == plan.stages
     for rank, part in enumerate(target.parts):
         stage, tensor_rank = divmod(rank, tensor)
@@ -68,3 +70,12 @@ def test_zero_2_and_3_do_not_come_along_into_a_pipeline() -> None:
     source = manifest(False)
     assert plan_target(source, "made", tensor=1, pipe=1, zero=3).facts.zero_stage == 3
     assert plan_target(source, "made", tensor=1, pipe=2, zero=3).facts.zero_stage == 1
+
+
+def test_stages_given_by_hand_do_not_outlive_their_number() -> None:
+    source = manifest(True)
+    parallel = {"pipeline_model_parallel_size": 2, "pipeline_cuts": ["layers.1.mlp"]}
+    source = replace(source, facts=replace(source.facts, config={**source.facts.config, "parallel": parallel}))
+    for pipe, cuts in ((2, ["layers.1.mlp"]), (3, [])):
+        found = plan_target(source, "made", tensor=1, pipe=pipe).facts.config["parallel"]
+        assert found["pipeline_cuts"] == cuts

@@ -63,6 +63,9 @@ def test_flags_of_megatron_s_converter_are_ignored_aloud(run: Path, capsys: pyte
         (["--loader", "llama_mistral"], r"--loader = llama_mistral asks for another format or model"),
         (["--model-type", "BERT"], r"--model-type = BERT asks for another format or model"),
         (["--ckpt-step", "7"], r"ckpt_step = 7 is not in .*a; it has 5, 10"),
+        (["--logical", "--target-data-parallel-size", "2"], r"data-parallel-size = 2 but --logical means 1"),
+        (["--target-zero-stage", "3"], r"zero-stage = 3 but with 2 pipeline stages DeepSpeed has ZeRO 0 and 1 alone"),
+        (["--target-zero-stage", "4"], r"--target-zero-stage: invalid choice: 4"),
         (["--target-tensor-parallel-size", "3"], r"does not divide .* layer 1 width 16.* use one of \[1, 2, 4\]"),
         (["--target-pipeline-parallel-size", "0"], r"grid\.pipe = 0 is below 1"),
         (["--target-tensor-parallel-degree", "2"], r"did you mean --target-tensor-parallel-size"),
@@ -83,3 +86,26 @@ def test_a_directory_passed_over_is_told(run: Path, capsys: pytest.CaptureFixtur
     assert convert(run, *ONE) == 0
     assert "note: passed over step-00000010: " in capsys.readouterr().err
     assert find(run.parent / "b").name == "step-00000005"
+
+
+def test_the_logical_form_is_one_part_of_whole_tensors(run: Path) -> None:
+    assert convert(run, "--logical", "--target-zero-stage", "0") == 0
+    with Reader(find(run.parent / "b")) as reader:
+        assert (reader.manifest.facts.grid, reader.manifest.facts.zero_stage) == (Grid(), 0)
+        assert reader.manifest.parts == ("part-00000.safetensors",)
+        assert all(len(record.pieces) == 1 for record in reader.manifest.tensors.values())
+
+
+def test_padding_is_offered_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shape = model_shape(widths=(24, 18))
+    save(tmp_path / "a", values(shape), facts(shape))
+    assert convert(tmp_path / "a", "--target-tensor-parallel-size", "4") == 2
+    assert "layer 1 width 18; use one of [1, 2], or a width_multiple that 4 divides, or give --pad-widths" in (
+        capsys.readouterr().err
+    )
+    assert convert(tmp_path / "a", "--target-tensor-parallel-size", "4", "--pad-widths") == 0
+    out = capsys.readouterr().out
+    # 2 neurons x 3 matrices x 8 = 48 numbers: 2 bytes of weight and 3 x 4 of state each
+    assert "padded layer 1 18 -> 20: 2 neurons of zeros, 48 parameters, 0.000672 MB" in out
+    assert "train on with --layer-widths 24 20" in out
+    assert "have the source's hashes" in out
