@@ -106,7 +106,7 @@ _IDLE = {
     "tensor-parallel communication is not overlapped": """
         --tp-comm-overlap --no-async-tensor-model-parallel-allreduce
     """,
-    "batches are read by the training process": "--num-workers --no-mmap-bin-files",
+    "batches are read ahead by a thread of the training process": "--num-workers --no-mmap-bin-files",
     "checkpoints have one format, loadable in any layout": "--ckpt-format --use-dist-ckpt",
     "every rank always writes its own part": "--ckpt-fully-parallel-save --ckpt-assume-constant-structure",
     "kernels are torch's": """

@@ -14,7 +14,7 @@ SURPLUS = 0.005  # Megatron's: each corpus is built for half a percent more than
 BLOCK = 1 << 14
 KEPT_BLOCKS = 4
 
-Block = tuple[NDArray[np.int16], NDArray[np.int64]]
+Block = tuple[NDArray[np.int32], NDArray[np.int64]]
 """The dataset, and the sample of that dataset, behind each sample of a block."""
 
 
@@ -35,7 +35,7 @@ class Blend:
 
 
 def parse_blend(words: Sequence[str], address: str = "data.data_path") -> Blend:
-    """`prefix`, or `weight prefix weight prefix ...`; weights are normalised, corpora of weight 0 left out."""
+    """`prefix`, or `weight prefix weight prefix ...`; weights are positive, and normalised."""
     if len(words) == 1 and " " in words[0].strip():
         words = words[0].split()
     if len(words) == 1:
@@ -53,11 +53,8 @@ def parse_blend(words: Sequence[str], address: str = "data.data_path") -> Blend:
     for prefix in prefixes:
         if prefixes.count(prefix) > 1:
             raise DataError(f"{address} = {prefix!r} is given {prefixes.count(prefix)} times; add its weights up")
-    if sum(weights) <= 0:
-        raise DataError(f"{address} = {shown!r} has weights that sum to {sum(weights):g}; give one above 0")
-    used = [(prefix, weight) for prefix, weight in zip(prefixes, weights, strict=True) if weight]
-    normalised = np.array([weight for _, weight in used], np.float64)
-    return Blend(tuple(prefix for prefix, _ in used), tuple((normalised / normalised.sum()).tolist()))
+    normalised = np.array(weights, np.float64)
+    return Blend(prefixes, tuple((normalised / normalised.sum()).tolist()))
 
 
 def _parse_weight(word: str, prefix: str, address: str) -> float:
@@ -65,8 +62,8 @@ def _parse_weight(word: str, prefix: str, address: str) -> float:
         weight = float(word)
     except ValueError:
         raise DataError(f"{address} = {word!r} is no number, as the weight of {prefix!r} must be") from None
-    if not (weight >= 0 and math.isfinite(weight)):
-        raise DataError(f"{address} = weight {word} of {prefix!r} is not 0 or more; give a positive weight")
+    if not (weight > 0 and math.isfinite(weight)):
+        raise DataError(f"{address} = weight {word} of {prefix!r} is not above 0; give a positive one, or leave it out")
     return weight
 
 
@@ -171,4 +168,4 @@ class BlendedDataset:
             inner.append(taken[behind])
             taken[behind] += 1
         self._states[block + 1] = BlendState(start + BLOCK, tuple(taken))
-        return np.array(chosen, np.int16), np.array(inner, np.int64)
+        return np.array(chosen, np.int32), np.array(inner, np.int64)

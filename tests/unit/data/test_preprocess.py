@@ -233,3 +233,22 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert os.listdir(tmp_path / "out") == []
+
+
+def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    line = json.dumps({"text": "words " * 200}) + "\n"
+    peaks = []
+    for megabytes in (2, 12):
+        source = tmp_path / f"{megabytes}.jsonl"
+        source.write_text(line * (megabytes * 1_000_000 // len(line)))
+        reader, writer = os.pipe()
+        if (child := os.fork()) == 0:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            run([str(source)], tmp_path / f"{megabytes}", ByteTokenizer(), append_eod=True)
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+            os.write(writer, str(peak).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        peaks.append(int(os.read(reader, 20)))
+    assert peaks[1] - peaks[0] < 4000  # KB, where the input is 10 000 more and its ids are twice that
