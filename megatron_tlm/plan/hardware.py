@@ -31,6 +31,7 @@ class Hardware:
     devices_per_node: int = 8
     efficiency: float = 0.5
     message_latency: float = 2e-5
+    kernel_latency: float = 5e-6
 
     def flops(self, bf16: bool) -> float:
         """Arithmetic that training reaches per second."""

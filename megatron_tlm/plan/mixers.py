@@ -12,6 +12,7 @@ P persistent tokens, S sequence.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 from megatron_tlm.errors import PlanError
 from megatron_tlm.plan.params import ParameterSpec, norm_parameter
@@ -20,6 +21,16 @@ from megatron_tlm.plan.shape import ModelShape
 GATES = ("none", "elementwise", "headwise")
 MEMORY_LAYERS = 2  # of the memory's MLP: the gates are per layer
 FORGET_BIAS, MOMENTUM_BIAS = -6.0, 1.0
+
+
+class Kernels(NamedTuple):
+    """Kernels of one chunk of a memory, counted in torch's eager mode; backward with its recomputation."""
+
+    forward: int
+    backward: int
+
+
+CHUNK_KERNELS = Kernels(68, 249)
 
 
 @dataclass(frozen=True)
@@ -195,6 +206,13 @@ def memory_recurrence_flops(shape: ModelShape, seq_length: int) -> int:
     head, inner, chunk = shape.kv_channels, shape.memory_width, shape.memory_chunk_size
     token = 22 * head * inner + 4 * chunk * (head + inner) + 2 * MEMORY_LAYERS * chunk * (chunk + 1)
     return shape.num_attention_heads * token * (seq_length + shape.memory_persistent_tokens) // seq_length
+
+
+def chunk_steps(shape: ModelShape, seq_length: int) -> int:
+    """Chunks that follow each other in a sequence; 0 for a mixer without memory."""
+    if not find_mixer(shape.mixer).has_memory:
+        return 0
+    return -(-(seq_length + shape.memory_persistent_tokens) // shape.memory_chunk_size)
 
 
 def lmm_flops(shape: ModelShape, seq_length: int) -> int:

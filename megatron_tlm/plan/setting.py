@@ -14,6 +14,7 @@ from megatron_tlm.plan.costs import tensor_traffic, unit_cost
 from megatron_tlm.plan.grid import Grid
 from megatron_tlm.plan.hardware import Hardware, Profile
 from megatron_tlm.plan.memory import BUCKET_ELEMENTS, MemoryUse, TrainingState
+from megatron_tlm.plan.mixers import CHUNK_KERNELS, chunk_steps
 from megatron_tlm.plan.pieces import Buffers, Piece, Pipeline
 from megatron_tlm.plan.shape import ModelShape
 from megatron_tlm.plan.shards import shard
@@ -161,6 +162,10 @@ class Setting:
         again = moved if self.workload.recompute == "full" and unit.kind in ("mixer", "mlp") else 0.0
         forward = forward_work * tokens / rate + moved + talked / 3
         backward = backward_work * tokens / rate + 2 * moved + again + talked * 2 / 3
+        # Chunks of a memory follow each other, each so small that launching its kernels may take longer than they do.
+        chunks = chunk_steps(self.shape, self.workload.seq_length) if unit.kind == "mixer" else 0
+        forward = max(forward, chunks * CHUNK_KERNELS.forward * device.kernel_latency)
+        backward = max(backward, chunks * CHUNK_KERNELS.backward * device.kernel_latency)
         gathered, reduced = self._zero_seconds(parameters)
         return self._ticks(max(forward, gathered)), self._ticks(max(backward, gathered + reduced))
 

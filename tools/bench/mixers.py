@@ -4,20 +4,21 @@
     python tools/bench/mixers.py --lengths 512 --hidden-size 512 --dtype bfloat16 --device cuda
 
 On the CPU one thread is used, and seconds are those of the processor, so that a busy machine does not count; each case
-runs in a process of its own, and its peak is how far that process's resident memory rises. On a GPU seconds are the
-clock's and the peak is what torch allocates. Best of the repeats, after a first run that does not count.
+runs in a process of its own. On a GPU seconds are the clock's. The peak is what torch has allocated at most, beyond
+what was there before the step. Best of the repeats, after a first run that does not count.
 """
 
 import argparse
 import json
 import multiprocessing
 import platform
-import resource
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from megatron_tlm.comm.groups import AxisGroup
 from megatron_tlm.config.architecture import ArchitectureConfig
@@ -141,10 +142,9 @@ def measure(name: str, sizes: Sizes) -> tuple[float, float]:
     for module in modules:
         for parameter in module.parameters():
             parameter.grad = torch.zeros_like(parameter)
-    before = peak_bytes(device)
     step()
     seconds = min(step() for _ in range(sizes.repeats))
-    return seconds, max(peak_bytes(device) - before, 1)
+    return seconds, peak_bytes(step, device)
 
 
 def synchronise(device: torch.device) -> None:
@@ -152,12 +152,21 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def peak_bytes(device: torch.device) -> float:
+def peak_bytes(step: Callable[[], float], device: torch.device) -> float:
+    """The most that torch's allocator has out during a step, over what it had before."""
     if device.type == "cuda":
-        peak = float(torch.cuda.max_memory_allocated())
+        before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        return peak
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+        step()
+        return float(torch.cuda.max_memory_allocated() - before)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        step()
+    events = [event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"]
+    out = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        out += event.nbytes()
+        peak = max(peak, out)
+    return float(peak)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What the planner says of each mixer is what its module does: parameters, FLOPs by torch's counter, bytes."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from megatron_tlm.comm.groups import AxisGroup
 from megatron_tlm.config.architecture import ArchitectureConfig
+from megatron_tlm.config.document import read_preset, read_text
+from megatron_tlm.config.load import build
 from megatron_tlm.config.schema import Config, ModelConfig, TrainingConfig
 from megatron_tlm.model.units import build_unit
 from megatron_tlm.plan.activations import kept_bytes, working_bytes
 from megatron_tlm.plan.build import build_plan
 from megatron_tlm.plan.costs import forward_flops
+from megatron_tlm.plan.hardware import find_hardware
+from megatron_tlm.plan.setting import TICKS_PER_SECOND
 from tests.tiny_model import tiny_plan
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -91,3 +96,15 @@ def test_peak_of_a_memory_is_within_a_sixth(length: int, architecture: dict[str,
     shape, workload = run.plan.shape, run.plan.workload
     predicted = kept_bytes(run.unit, shape, workload) + working_bytes(run.unit, shape, workload)
     assert measured == pytest.approx(predicted, rel=1 / 6)
+
+
+def test_seconds_of_a_memory_are_those_of_launching_its_chunks() -> None:
+    """4096 + 128 tokens in chunks of 16: 264 steps, far longer than their arithmetic takes on a large device."""
+    config = build([read_preset("440m-titans"), read_text("parallel:\n  pipeline_model_parallel_size: 2\n", "")])
+    plan = build_plan(config, 32000)
+    setting = replace(plan.setting, hardware=find_hardware("h100"), profile=None)
+    mixer = setting.unit_piece(plan.units[1])
+    assert mixer.forward == round(264 * 68 * 5e-6 * TICKS_PER_SECOND)
+    assert mixer.backward == round(264 * 249 * 5e-6 * TICKS_PER_SECOND)
+    larger = replace(setting, shape=replace(plan.shape, memory_chunk_size=64))
+    assert larger.unit_piece(plan.units[1]).forward == round(66 * 68 * 5e-6 * TICKS_PER_SECOND)
