@@ -19,6 +19,7 @@ from megatron_tlm.data.gpt_dataset import SampleDataset
 from megatron_tlm.data.loader import micro_batches, samples_by_source
 from megatron_tlm.plan.build import Plan
 from megatron_tlm.train.agree import AgreedError
+from megatron_tlm.train.build import choose_backend
 from megatron_tlm.train.engine import Engine, MicroBatches, StepResult
 from megatron_tlm.train.feed import Feed
 from megatron_tlm.train.log import RunLog, StepReport
@@ -57,7 +58,7 @@ def train_loop(run: Run, progress: Progress) -> Progress:
     """Trains from `progress` to the end, an exit interval or a signal, and saves there; how far it came."""
     first_step = progress.step
     stream = data_stream(run, run.train, progress.consumed_samples)
-    with StopRequest() as stop, Feed(stream, pinned=torch.cuda.is_available()) as batches:
+    with StopRequest() as stop, Feed(stream, pinned=choose_backend(run.config) == "nccl") as batches:
         while progress.step < run.train_steps:
             progress = _one_step(run, progress, batches, first_step)
             if run.saver is not None:
