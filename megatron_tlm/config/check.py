@@ -67,11 +67,6 @@ def _check_parallel(config: Config) -> None:
             f"{pipe}: DeepSpeed's pipeline has ZeRO stages 0 and 1; give --zero-stage 1, or "
             "--pipeline-model-parallel-size 1 and a larger tensor degree"
         )
-    if parallel.sequence_parallel and tensor == 1:
-        raise ConfigError(
-            f"parallel.sequence_parallel = true has nothing to split over with tensor_model_parallel_size = {tensor}; "
-            "give 2 or more, or leave --sequence-parallel out"
-        )
     if parallel.sequence_parallel and length % tensor:
         below = length // tensor * tensor
         works = f"{below} or {below + tensor}" if below else f"{tensor}"

@@ -1,16 +1,15 @@
 """The command line, made from the schema: one flag per field, plus what Megatron users type out of habit."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import MISSING, Field, dataclass
 from typing import Any
 
 from megatron_tlm.config.document import preset_names, preset_variants
-from megatron_tlm.config.megatron import ALIASES, IDLE, LENGTHS, REFUSED, SETTLED, VALUE_ALIASES
+from megatron_tlm.config.megatron import ALIASES, IDLE, LENGTHS, REFUSED, REFUSED_VALUES, SETTLED, VALUE_ALIASES
 from megatron_tlm.config.parser import Parser
 from megatron_tlm.config.schema import fields_of, sections
 from megatron_tlm.config.values import Layer, Setting, base_type, choices, from_flag, is_list
-from megatron_tlm.errors import ConfigError
 
 _TITLES = {
     "model": "model: sizes",
@@ -27,7 +26,9 @@ _METAVARS = {int: "N", float: "X", str: "TEXT", tuple[str, ...]: "TEXT", tuple[i
 NOTES = """\
 notes:
   A flag outweighs --config, which outweighs --preset. A YAML has the groups above as sections and the flags as keys,
-  with underscores. --flag_name and --flag-name are the same; a switch has a --no- form; `none` takes back a value.
+  with underscores. --flag_name and --flag-name are the same. A switch, a flag without a value, is taken back by --no-
+  before its name (--bf16, --no-bf16), or without it where it has one (--no-save-optim, --save-optim). `none` takes back
+  a value that has no default.
   Megatron's flags for what is always done here (--swiglu, --normalization RMSNorm, --use-flash-attn, --optimizer adam,
   --disable-bias-linear, ...) are accepted; one that asks for something else is refused by name.
 """
@@ -70,13 +71,12 @@ def add_config_flags(parser: Parser) -> None:
     for flag in (*SETTLED, *LENGTHS, *IDLE, *REFUSED):
         parser.add_argument(flag, action=_Habit, nargs=_habit_arguments(flag), dest="habits", help=argparse.SUPPRESS)
     parser.set_defaults(given={}, habits=[])
+    parser.checks.append(lambda namespace: tuple(_refusals(namespace)))
 
 
 def read_flags(namespace: argparse.Namespace) -> Flags:
-    """The typed values of a parsed command line. ConfigError: a wrong type, or a Megatron flag that is not offered."""
+    """The typed values of a parsed command line. ConfigError for a value of a wrong type."""
     habits: list[tuple[str, list[str]]] = namespace.habits
-    for flag, values in habits:
-        _refuse(flag, values)
     layer: Layer = {}
     for key, (flag, value) in namespace.given.items():
         section, name = key.split(".")
@@ -140,13 +140,16 @@ def _habit_arguments(flag: str) -> int | str:
     return 1 if flag in LENGTHS else "*"
 
 
-def _refuse(flag: str, values: Sequence[str]) -> None:
-    """ConfigError for a Megatron flag that asks for what is not done here."""
-    if flag in REFUSED:
-        raise ConfigError(f"{' '.join((flag, *values))} is not offered: {REFUSED[flag]}")
-    if flag not in SETTLED or not values:
-        return
-    settled, value = SETTLED[flag], values[0]
-    accepts = {name.lower() for name in settled.accepts}
-    if "*" not in accepts and value.lower() not in accepts:
-        raise ConfigError(f"{flag} = {value} is not offered: {settled.reason}; leave it out")
+def _refusals(namespace: argparse.Namespace) -> Iterator[str]:
+    """A sentence for each Megatron flag that asks for what is not done here."""
+    for flag, values in namespace.habits:
+        if flag in REFUSED:
+            yield f"{' '.join((flag, *values))} is not offered: {REFUSED[flag]}"
+        elif flag in SETTLED and values:
+            accepts = {name.lower() for name in SETTLED[flag].accepts}
+            if "*" not in accepts and values[0].lower() not in accepts:
+                yield f"{flag} = {values[0]} is not offered: {SETTLED[flag].reason}; leave it out"
+    for key, (flag, value) in namespace.given.items():
+        refused = REFUSED_VALUES.get(key.split(".")[1], {})
+        if isinstance(value, str) and value in refused:
+            yield f"{flag} = {value} {refused[value]}"

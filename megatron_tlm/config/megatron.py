@@ -14,6 +14,7 @@ ALIASES: dict[str, tuple[str, str, str | bool | None]] = {
     "--encoder-num-layers": ("model", "num_layers", None),
     "--encoder-seq-length": ("model", "seq_length", None),
     "--rope-theta": ("model", "rotary_base", None),
+    "--qk-layernorm": ("architecture", "qk_norm", True),
     "--model-parallel-size": ("parallel", "tensor_model_parallel_size", None),
     "--recompute-activations": ("parallel", "recompute_granularity", "selective"),
     "--checkpoint-activations": ("parallel", "recompute_granularity", "full"),
@@ -28,6 +29,12 @@ VALUE_ALIASES: dict[str, dict[str, str | None]] = {
         "HFTokenizer": "HuggingFaceTokenizer",
         "NullTokenizer": None,
     },
+}
+
+# Kinds of tokenizer that are not read here, with what reads the same vocabulary.
+_ONE_FILE = "is not read here; give --tokenizer-type HuggingFaceTokenizer --tokenizer-model with its tokenizer.json"
+REFUSED_VALUES: dict[str, dict[str, str]] = {
+    "tokenizer_type": dict.fromkeys(("GPT2BPETokenizer", "TikTokenizer", "BertWordPieceLowerCase"), _ONE_FILE),
 }
 
 # flag -> (section, field, what it counts): Megatron's lengths in samples and tokens, turned into our steps or samples.
@@ -61,7 +68,7 @@ _SETTLED = {
     "attention uses torch's fused kernels": """
         --use-flash-attn --use-flash-attn-v2 --attention-backend=auto|flash|fused
     """,
-    "layers are this package's own": "--transformer-impl=local --use-mcore-models",
+    "layers are this package's own": "--use-mcore-models",
     "softmax is computed in float32": "--attention-softmax-in-fp32",
     "queries are scaled once": "--no-query-key-layer-scaling",
     "num_query_groups says how many heads share keys and values": "--group-query-attention",
@@ -98,6 +105,7 @@ _SETTLED = {
     """,
     "ranks find each other through torchrun": "--local-rank=*",
     "runs are not repeated to blame hardware": "--rerun-mode=disabled",
+    "loss and gradients are checked at every step": "--check-for-nan-in-loss-and-grad",
 }
 
 # Why nothing follows -> the flags that it is true of.
@@ -117,6 +125,7 @@ _IDLE = {
     "metrics go to TensorBoard and metrics.jsonl": """
         --wandb-project --wandb-exp-name --wandb-save-dir --wandb-entity --tensorboard-queue-size
     """,
+    "layers are this package's own, on torch's kernels": "--transformer-impl",
     "metrics are written at every step": "--tensorboard-log-interval",
     "this is not logged": """
         --log-params-norm --log-num-zeros-in-grad --log-timers-to-tensorboard --log-memory-to-tensorboard
@@ -125,7 +134,8 @@ _IDLE = {
     "no profiler is started": """
         --profile --profile-step-start --profile-step-end --profile-ranks --use-pytorch-profiler
     """,
-    "spikes are not looked for": "--check-for-spiky-loss --no-check-for-nan-in-loss-and-grad",
+    "spikes are not looked for": "--check-for-spiky-loss",
+    "loss and gradients are always checked": "--no-check-for-nan-in-loss-and-grad",
 }
 
 # What is done instead, and the way out -> the flags that ask for something else.
@@ -139,8 +149,11 @@ _REFUSED = {
     "gradients are reduced in float32; leave it out": "--grad-reduce-in-bf16",
     "each rank runs one stage; leave it out": """
         --num-layers-per-virtual-pipeline-stage --num-virtual-stages-per-pipeline-rank
+        --virtual-pipeline-model-parallel-size
     """,
-    "widths follow a schedule; give --taper-schedule, --taper-start, --taper-end": "--heterogeneous-layers-config-path",
+    "widths stand on the command line or in the YAML; give --layer-widths with one MLP width per layer": """
+        --heterogeneous-layers-config-path --heterogeneous-layers-config-encoded-json
+    """,
     "the batch size is fixed; give --global-batch-size": "--rampup-batch-size --step-batch-size-schedule",
     "runs stop by steps; give --exit-interval": "--exit-duration-in-mins",
     "a run trains; evaluate with `megatron-tlm evaluate --load DIR --data-path PREFIX`": "--skip-train",
@@ -154,7 +167,7 @@ _REFUSED = {
     "the schedule is that of this run's flags; repeat the old ones": "--use-checkpoint-opt-param-scheduler",
     "checkpoints are named by step; give --ckpt-step": "--load-tag",
     "every MLP is SwiGLU; leave it out": "--squared-relu --openai-gelu --quick-geglu",
-    "norms are plain RMSNorm; leave it out": "--apply-layernorm-1p --qk-layernorm",
+    "norms are plain RMSNorm; leave it out": "--apply-layernorm-1p",
     "no layer has a bias; leave it out": "--add-qkv-bias",
     "scores are divided by the root of the head width alone; leave it out": "--apply-query-key-layer-scaling",
     "positions are not stretched; give --rotary-base": """

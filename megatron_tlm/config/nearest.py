@@ -3,11 +3,17 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+# Below it names that only share a word pass for each other.
+CLOSE = 0.7
+# An abbreviation keeps at least one letter in so many.
+LONGEST_ABBREVIATED = 4
 
-def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+
+def nearest(name: str, known: Iterable[str], *, cutoff: float = CLOSE) -> str | None:
     """The one it abbreviates, else the closest; case, hyphens and underscores aside. None where nothing is close."""
     plain = {_plain(item): item for item in known}
-    longer = [item for item in plain if item.startswith(_plain(name))]
+    longest = LONGEST_ABBREVIATED * len(name)
+    longer = [item for item in plain if item.startswith(_plain(name)) and len(item) <= longest]
     found = longer if len(longer) == 1 else get_close_matches(_plain(name), plain, n=1, cutoff=cutoff)
     return plain[found[0]] if found else None
 

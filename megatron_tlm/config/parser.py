@@ -3,12 +3,15 @@
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from megatron_tlm.config.nearest import did_you_mean, nearest
+from megatron_tlm.config.hints import NO_FLAG, other_name
+from megatron_tlm.config.nearest import nearest
 from megatron_tlm.errors import ConfigError
 
+# How like a flag's name another word has to be: one that --help shows, and one that it keeps to itself.
+_CLOSE, _VERY_CLOSE = 0.75, 0.85
 _FLAG = re.compile(r"--[A-Za-z][\w-]*(?==|$)")
 
 
@@ -21,13 +24,20 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **options)
+        # What else may be wrong with the flags of a command line, each complaint a sentence.
+        self.checks: list[Callable[[argparse.Namespace], Sequence[str]]] = []
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """The namespace of a whole command line. ConfigError: an unknown flag, a stray word, a missing value."""
+        """The namespace of a whole command line. ConfigError: a missing value, a stray word, and, all at once, every
+        flag that is unknown or not offered."""
         namespace, rest = self.parse_known_args([_with_hyphens(argument) for argument in arguments])
-        if rest:
-            flags = [word.split("=")[0] for word in rest if _FLAG.match(word)]
-            raise ConfigError(self._unknown(flags[0]) if flags else f"{rest[0]} {self._stray(rest[0])}")
+        unknown = dict.fromkeys(word.split("=")[0] for word in rest if _FLAG.match(word))
+        complaints = [self._unknown(flag) for flag in unknown]
+        # Words behind an unknown flag are likely its values.
+        complaints += [f"{rest[0]} {self._stray(rest[0])}"] if rest and not unknown else []
+        complaints += [text for check in self.checks for text in check(namespace)]
+        if complaints:
+            raise ConfigError(self._together(complaints))
         return namespace
 
     def error(self, message: str) -> NoReturn:
@@ -41,10 +51,26 @@ class Parser(argparse.ArgumentParser):
         return tuple(name for action in shown for name in action.option_strings if name.startswith("--"))
 
     def _unknown(self, flag: str) -> str:
-        every = [name for action in self._actions for name in action.option_strings]
-        if match := nearest(flag, self.visible_flags(), cutoff=0.7) or nearest(flag, every):
-            return f"{flag} is not a flag of `{self.prog}`; {did_you_mean(flag, [match])}"
-        return f"{flag} is not a flag of `{self.prog}`; see `{self.prog} --help`"
+        return f"{flag} is not a flag of `{self.prog}`; {self._way_out(flag)}"
+
+    def _together(self, complaints: Sequence[str]) -> str:
+        """One complaint as it is, several numbered and shortened: an error is one line."""
+        if len(complaints) == 1:
+            return complaints[0]
+        short = (text.replace(f" is not a flag of `{self.prog}`;", ":", 1) for text in complaints)
+        told = " ".join(f"({number}) {text}" for number, text in enumerate(short, start=1))
+        return f"`{self.prog}` cannot take {len(complaints)} flags: {told}"
+
+    def _way_out(self, flag: str) -> str:
+        if ours := other_name(flag, self._option_string_actions):
+            return f"give {ours}"
+        if flag in NO_FLAG:
+            return NO_FLAG[flag]
+        visible = [name.removeprefix("--") for name in self.visible_flags()]
+        every = [name.removeprefix("--") for name in self._option_string_actions if name.startswith("--")]
+        name = flag.removeprefix("--")
+        match = nearest(name, visible, cutoff=_CLOSE) or nearest(name, every, cutoff=_VERY_CLOSE)
+        return f"did you mean --{match}?" if match else f"see `{self.prog} --help`"
 
     def _stray(self, word: str) -> str:
         if word.endswith((".yaml", ".yml")) and "--config" in self._option_string_actions:

@@ -24,7 +24,8 @@ MEGATRON = """
     --calculate-per-token-loss --manual-gc --empty-unused-memory-level 1 --tensor-model-parallel-size 4
     --pipeline-model-parallel-size 2 --context-parallel-size 1 --sequence-parallel --use-distributed-optimizer
     --overlap-grad-reduce --overlap-param-gather --recompute-activations --accumulate-allreduce-grads-in-fp32
-    --no-gradient-accumulation-fusion --attention-softmax-in-fp32 --transformer-impl local
+    --no-gradient-accumulation-fusion --attention-softmax-in-fp32
+    --transformer-impl transformer_engine --check-for-nan-in-loss-and-grad
     --data-path 0.7 web_text_document 0.3 books_text_document --split 99,1,0 --dataloader-type single --num-workers 1
     --tokenizer-type HuggingFaceTokenizer --tokenizer-model tokenizer.json --vocab-size 128256
     --data-cache-path cache --no-create-attention-mask-in-dataloader --no-mmap-bin-files
@@ -136,6 +137,16 @@ def test_a_null_tokenizer_is_none() -> None:
         ("--micro_batchsize 4", r"--micro-batchsize is not a flag .*; did you mean --micro-batch-size\?"),
         ("--xyzzy", r"--xyzzy is not a flag of .*; see `megatron-tlm train --help`"),
         ("--tensor-model 2", r"did you mean --tensor-model-parallel-size\?"),  # no abbreviations
+        ("--tp 2", r"--tp is not a flag of .*; give --tensor-model-parallel-size$"),
+        ("--dp 2", r"--dp is not a flag of .*; the data degree is the number of ranks over tensor x pipeline"),
+        ("--no-tapering", r"; give --taper-schedule uniform$"),
+        ("--gradient_clipping 1", r"--gradient-clipping is not a flag of .*; give --clip-grad$"),
+        ("--save-retain-interval 5", r"; give --keep-every$"),
+        (
+            "--tp 2 --zzz --lr 1 --log-inteval 2 --fp16",
+            r"`megatron-tlm train` cannot take 4 flags: \(1\) --tp: give --tensor-model-parallel-size \(2\) --zzz: see "
+            r".* \(3\) --log-inteval: did you mean --log-interval\? \(4\) --fp16 is not offered",
+        ),
         ("run.yaml", r"run.yaml stands without a flag; write --config run.yaml"),
         ("--bf16 yes", r"yes stands without a flag"),
         ("--lr", r"--lr: expected one argument; see"),
@@ -166,10 +177,18 @@ def test_a_wrong_flag_is_told(line: str, message: str) -> None:
         ("--position-embedding-type learned_absolute", r"learned_absolute is not offered: positions are rotary"),
         ("--optimizer sgd", r"--optimizer = sgd is not offered: the optimizer is AdamW"),
         ("--dataloader-type cyclic", r"cyclic is not offered: samples come in one fixed order"),
-        ("--transformer-impl transformer_engine", r"transformer_engine is not offered: layers are this package's own"),
+        ("--virtual-pipeline-model-parallel-size 2", r"2 is not offered: each rank runs one stage"),
         ("--rampup-batch-size 16 16 5859375", r"--rampup-batch-size 16 16 5859375 is not offered: the batch size is"),
-        ("--heterogeneous-layers-config-path a.json", r"widths follow a schedule; give --taper-schedule"),
-        ("--vocab-file a --merge-file b", r"--vocab-file a is not offered: tokenizers are one file"),
+        ("--heterogeneous-layers-config-path a.json", r"one MLP width per layer|give --layer-widths"),
+        (
+            "--vocab-file a --merge-file b",
+            r"--vocab-file a is not offered: tokenizers are one file.* \(2\) --merge-file b",
+        ),
+        (
+            "--tokenizer-type GPT2BPETokenizer",
+            r"GPT2BPETokenizer is not read here; give --tokenizer-type HuggingFaceTokenizer",
+        ),
+        ("--tokenizer-type TikTokenizer", r"TikTokenizer is not read here; give"),
         ("--use-checkpoint-opt_param-scheduler", r"the schedule is that of this run's flags"),
         ("--use-distributed-optimizer --zero-stage 0", r"asks for ZeRO stage 1 and parallel.zero_stage = 0 shards"),
         (
