@@ -186,6 +186,8 @@ def main(arguments: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         lines = "\n".join(f"  {name:<8} {text}" for name, (text, _, _) in ACTIONS.items())
         print(f"usage: {program('data')} ACTION [flags]\n\nactions:\n{lines}\n\n{EXAMPLES}", end="")
+        if words:  # as every other command's --help does
+            sys.exit(0)
         return 0
     if words[0] not in ACTIONS:
         raise ConfigError(f"data {words[0]} is not an action; {did_you_mean(words[0], ACTIONS)}")

@@ -30,7 +30,7 @@ def test_the_configuration_and_the_plan_are_printed(trained: list[Config], capsy
     assert trained[0].optimizer.lr == 1e-3
     assert parse(out.split("\n\n")[0]) == trained[0]
     assert "slowest over mean" in out
-    assert err == "note: --num-workers has no effect: batches are read by the training process\n"
+    assert err == "note: --num-workers has no effect: batches are read ahead by a thread of the training process\n"
 
 
 def test_one_rank_speaks(
