@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -23,6 +23,25 @@ from megatron_tlm.plan.units import build_units
 MODEL_TYPES = ("llama", "mistral", "qwen3", "nemotron-nas")
 _FILE = re.compile(r"[\w.-]+\.safetensors")
 _BUFFER = re.compile(r".*rotary_emb\.inv_freq")
+
+
+class NamedWeights(Protocol):
+    """Tensors by the library's names, wherever they come from."""
+
+    directory: Path
+
+    @property
+    def names(self) -> frozenset[str]: ...
+
+    def entry(self, name: str) -> Entry: ...
+
+    def read(self, name: str, offset: Extent, size: Extent) -> torch.Tensor: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
 
 class ForeignWeights:
@@ -64,9 +83,9 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def foreign_shape(config: Mapping[str, Any], weights: ForeignWeights) -> ModelShape:
+def foreign_shape(config: Mapping[str, Any], config_file: Path, weights: NamedWeights) -> ModelShape:
     """The model; widths are read off the tensors. ExportError naming all that has no place here."""
-    address = weights.directory / "config.json"
+    address = config_file
     faults = _faults(config)
     if faults:
         raise ExportError(f"{address}: {', '.join(faults)} = not what is computed here; only Llama-shaped models are")
@@ -132,7 +151,7 @@ def _integer(config: Mapping[str, Any], name: str, address: Path, default: int |
     return value
 
 
-def _check_tensors(shape: ModelShape, weights: ForeignWeights) -> None:
+def _check_tensors(shape: ModelShape, weights: NamedWeights) -> None:
     """ExportError for a tensor too few, too many, or of another shape than the configuration says."""
     names = tensor_names(shape)
     specs = {spec.name: spec for unit in build_units(shape) for spec in unit.parameters}

@@ -26,9 +26,10 @@ from megatron_tlm.config.schema import (
 )
 from megatron_tlm.errors import ExportError, TlmError
 from megatron_tlm.export.families import tensor_names
-from megatron_tlm.export.foreign import ForeignWeights, foreign_shape, read_json
+from megatron_tlm.export.foreign import ForeignWeights, NamedWeights, foreign_shape, read_json
 from megatron_tlm.export.hugging_face import ORIGIN_NAME
 from megatron_tlm.export.shards import WEIGHT
+from megatron_tlm.export.universal import FOLDER, UniversalWeights
 from megatron_tlm.plan.grid import Grid
 from megatron_tlm.plan.resolve import build_shape
 from megatron_tlm.plan.shape import ModelShape
@@ -46,17 +47,21 @@ class Imported:
     weight_bytes: int
 
 
-def import_hugging_face(source: Path, root: Path, *, progress: Progress | None = None) -> Imported:
+def import_hugging_face(
+    source: Path, root: Path, *, config_file: Path | None = None, progress: Progress | None = None
+) -> Imported:
     """Writes `root`/step-00000000 and `root`/config.yaml; ExportError before that for what cannot be had.
 
-    Memory is a few MB. An export of ours brings its run's configuration back, any other gets the defaults.
+    `source` may also be a DeepSpeed universal checkpoint of such a model; config.json is then wherever `config_file`
+    says. Memory is a few MB. An export of ours brings its run's configuration back, any other gets the defaults.
     """
     source, root = Path(source), Path(root)
-    foreign = read_json(source / "config.json")
+    config_file = config_file or source / "config.json"
+    foreign = read_json(config_file)
     if step_directories(root):
         raise ExportError(f"save_dir = {root} already has {step_directories(root)[0].name}; give another directory")
-    with ForeignWeights(source) as weights:
-        shape = foreign_shape(foreign, weights)
+    with _open(source) as weights:
+        shape = foreign_shape(foreign, config_file, weights)
         names = tensor_names(shape)
         config = _config(source, foreign, shape, weights.entry(names["embedding.weight"]).dtype == "BF16")
         size_bytes = sum(weights.entry(name).size_bytes for name in names.values())
@@ -89,7 +94,7 @@ def import_hugging_face(source: Path, root: Path, *, progress: Progress | None =
 class _ForeignPiece(Piece):
     """A whole tensor that goes over block by block."""
 
-    weights: ForeignWeights
+    weights: NamedWeights
     foreign_name: str
     count: ByteCounter
 
@@ -99,7 +104,7 @@ class _ForeignPiece(Piece):
             yield self.weights.read(self.foreign_name, offset, size)
 
 
-def _piece(weights: ForeignWeights, ours: str, theirs: str, count: ByteCounter) -> Piece:
+def _piece(weights: NamedWeights, ours: str, theirs: str, count: ByteCounter) -> Piece:
     entry = weights.entry(theirs)
     whole = (0,) * len(entry.shape)
 
@@ -109,6 +114,10 @@ def _piece(weights: ForeignWeights, ours: str, theirs: str, count: ByteCounter) 
     return _ForeignPiece(
         ours, WEIGHT, entry.shape, whole, entry.shape, DTYPES[entry.dtype], load, weights, theirs, count
     )
+
+
+def _open(source: Path) -> NamedWeights:
+    return UniversalWeights(source) if (source / FOLDER).is_dir() else ForeignWeights(source)
 
 
 def _config(source: Path, foreign: Mapping[str, Any], shape: ModelShape, bf16: bool) -> Config:
