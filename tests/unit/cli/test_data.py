@@ -106,3 +106,10 @@ def test_tokenizer_inspect_tells_what_is_lost(tmp_path: Path, capsys: pytest.Cap
     assert "1 of 2 texts of the input come back as they were, 1.67 bytes a token" in out
     assert main(["tokenizer", "inspect", "--tokenizer-type", "ByteTokenizer"]) == 0
     assert "every text comes back as it was" in capsys.readouterr().out
+
+
+def test_tokenizer_inspect_needs_text_to_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": ""}\n')
+    command = ["tokenizer", "inspect", "--tokenizer-type", "ByteTokenizer", "--input", str(tmp_path / "a.jsonl")]
+    assert main(command) == 2
+    assert "holds no text under text; give more" in capsys.readouterr().err

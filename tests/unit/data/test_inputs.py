@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,11 @@ def test_an_empty_standard_input_is_empty(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("sys.stdin", Standard(b""))
     with open_source(Source(Path("-"), "lines")) as (file, raw):
         assert (file.read(), raw) == (b"", None)
+
+
+def test_packages_that_are_missing_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, package in (("a.jsonl.zst", "zstandard"), ("a.parquet", "pyarrow")):
+        (tmp_path / name).write_bytes(b"x")
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(DataError, match=rf"needs the package {package}, .*; pip install {package}"):
+            list(read_chunks(expand_inputs([str(tmp_path / name)])))

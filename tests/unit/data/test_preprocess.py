@@ -252,3 +252,8 @@ def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
         os.waitpid(child, 0)
         peaks.append(int(os.read(reader, 20)))
     assert peaks[1] - peaks[0] < 4000  # KB, where the input is 10 000 more and its ids are twice that
+
+
+def test_a_line_limit_below_one_is_refused() -> None:
+    with pytest.raises(DataError, match="max_line_bytes = 0 is below 1; give a positive size"):
+        Options(max_line_bytes=0)

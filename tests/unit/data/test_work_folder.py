@@ -163,3 +163,28 @@ def test_two_runs_of_one_prefix_are_refused(source: Path, tmp_path: Path) -> Non
     source.write_text(json.dumps({"text": "a", "title": "b"}))
     run(source, tmp_path / "out", Nested())
     assert sorted(contents(tmp_path / "out")) == sorted(OUTPUTS)
+
+
+class Standard:
+    """A stand-in for sys.stdin."""
+
+    def __init__(self, path: Path) -> None:
+        self.buffer = path.open("rb")
+
+
+def test_standard_input_is_continued_where_it_is_given_again(
+    source: Path, tmp_path: Path, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", Standard(source))
+    run_and_die(Path("-"), tmp_path / "out", 600)
+    other = tmp_path / "other.jsonl"
+    other.write_text(source.read_text().replace("title 3", "TITLE 3"))
+    monkeypatch.setattr("sys.stdin", Standard(other))
+    with pytest.raises(DataError, match=r"standard input = other text than the \d+ documents kept in .*--restart"):
+        run(Path("-"), tmp_path / "out", ByteTokenizer())
+    monkeypatch.setattr("sys.stdin", Standard(source))
+    tokenizer = Counting()
+    run(Path("-"), tmp_path / "out", tokenizer)
+    assert tokenizer.encoded < 500
+    found = contents(tmp_path / "out")
+    assert {name: found[name] for name in OUTPUTS} == {name: whole[name] for name in OUTPUTS}
