@@ -29,7 +29,7 @@ fingerprint() { cat "$@" | sha256sum; }
 finished() { [[ -f $run/.done-$1 && $(<"$run/.done-$1") == "$(fingerprint "${@:2}")" ]] && say "already there"; }
 mark() { fingerprint "${@:2}" >"$run/.done-$1"; }
 
-# A start prints its whole configuration and the plan once more; both have been seen here, and stand in the log folder.
+# A start prints its configuration and the plan once more: both have been seen here.
 from_the_model_on() { sed -u -n '/^model: [0-9]/,$p'; }
 
 # The newest step in the metrics, 0 before the first: the log writes one line a step.

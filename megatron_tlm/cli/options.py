@@ -1,7 +1,9 @@
 """What the commands that read a configuration share: its flags, and the number of ids when a tokenizer knows it."""
 
 import sys
+from collections.abc import Iterable
 
+from megatron_tlm.config.dump import dump, dump_differences
 from megatron_tlm.config.flags import NOTES, add_config_flags
 from megatron_tlm.config.parser import Parser, program
 from megatron_tlm.config.schema import Config
@@ -14,7 +16,19 @@ def config_parser(command: str, text: str, examples: str) -> Parser:
     usage = f"{name} [--preset NAME] [--config FILE] [flags]"
     parser = Parser(prog=name, usage=usage, description=text, epilog=f"examples:\n{examples}\n{NOTES}")
     add_config_flags(parser)
+    parser.add_argument("--show-config", action="store_true", help="print every field of the resolved configuration")
     return parser
+
+
+def shown_config(config: Config, *, whole: bool) -> str:
+    """The resolved configuration as YAML: every field, or those that are not as by default."""
+    return dump(config) if whole else dump_differences(config)
+
+
+def tell(notes: Iterable[str]) -> None:
+    """Notes go to stderr, which leaves stdout to what was asked for."""
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
 
 
 def vocab_size(config: Config) -> int:

@@ -3,15 +3,16 @@
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from megatron_tlm.cli.options import config_parser, speaks_unicode, vocab_size
+from megatron_tlm.cli.options import config_parser, shown_config, speaks_unicode, tell, vocab_size
 from megatron_tlm.cli.plan_table import describe
 from megatron_tlm.cli.stage_table import compare_lines, duration, search_lines, stage_lines
 from megatron_tlm.config.check import check
+from megatron_tlm.config.dump import as_mapping
 from megatron_tlm.config.flags import read_flags
-from megatron_tlm.config.load import load
+from megatron_tlm.config.load import load, notes
 from megatron_tlm.config.parser import Parser
 from megatron_tlm.config.schema import Config, ParallelConfig
 from megatron_tlm.config.values import from_flag
@@ -23,6 +24,7 @@ from megatron_tlm.plan.hardware import find_hardware, parse_bytes
 from megatron_tlm.plan.refusal import gibibytes
 from megatron_tlm.plan.resolve import build_shape
 from megatron_tlm.plan.search import search_layouts
+from megatron_tlm.train.deepspeed_config import check_deepspeed
 
 EXAMPLES = """\
   megatron-tlm plan --preset 1.3b --pipeline-model-parallel-size 4
@@ -34,29 +36,54 @@ EXAMPLES = """\
 """
 DEFAULT_HARDWARE = "h100"
 SHOWN_LAYOUTS = 20
+# Micro-batches per stage where no global batch is given: enough for a pipeline to be worth planning.
+ASSUMED_MICRO_BATCHES = 4
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print the plan as a table, or as JSON for programs. Takes every flag of `train`, and some of its own."""
     parser = build_parser()
     namespace = parser.parse(arguments)
-    config = load(read_flags(namespace))
+    flags = read_flags(namespace)
+    config = load(flags)
+    tell(notes(flags, config))
     if namespace.search:
         return _search(namespace, config)
     data = check(config, _world_size(namespace, config.parallel))
+    check_deepspeed(config)
     if namespace.profile is not None:
         return _profile(namespace, config, data)
+    config = _with_global_batch(config, data)
     plan = build_plan(config, vocab_size(config), data=data)
     found = rivals(plan) if namespace.compare else ()
     if namespace.plot is not None:
         _plot(plan, Path(namespace.plot))
     if namespace.json:
-        print(json.dumps(plan.to_json() | ({"compare": [_rival_json(rival) for rival in found]} if found else {})))
+        told: dict[str, object] = {"compare": [_rival_json(rival) for rival in found]} if found else {}
+        told |= {"config": as_mapping(config)} if namespace.show_config else {}
+        print(json.dumps(plan.to_json() | told))
         return 0
-    parts = [describe(plan, config.taper, unicode=speaks_unicode()), "\n".join(stage_lines(plan))]
+    parts = [shown_config(config, whole=True).rstrip()] if namespace.show_config else []
+    parts += [describe(plan, config.taper, unicode=speaks_unicode()), "\n".join(stage_lines(plan))]
     parts += ["\n".join(compare_lines(found))] if found else []
     print("\n\n".join([*parts, "\n".join(explain(plan))]))
     return 0
+
+
+def _with_global_batch(config: Config, data: int) -> Config:
+    """A pipeline of one micro-batch, training's own default, has all cuts take as long: plan some, and say so."""
+    training, stages = config.training, config.parallel.pipeline_model_parallel_size
+    if training.global_batch_size is not None or stages == 1:
+        return config
+    count = ASSUMED_MICRO_BATCHES * stages
+    batch = count * training.micro_batch_size * data
+    tell(
+        [
+            f"no --global-batch-size is given: planned with {batch}, {ASSUMED_MICRO_BATCHES} micro-batches a stage; "
+            f"train itself would take {training.micro_batch_size * data}, one micro-batch a step"
+        ]
+    )
+    return replace(config, training=replace(training, global_batch_size=batch))
 
 
 def build_parser() -> Parser:

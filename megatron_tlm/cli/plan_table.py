@@ -2,6 +2,8 @@
 
 from megatron_tlm.config.schema import TaperConfig
 from megatron_tlm.plan.build import Plan
+from megatron_tlm.plan.explain import counted
+from megatron_tlm.plan.refusal import gibibytes
 
 BAR_LENGTH = 32
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -34,7 +36,7 @@ def _summary(plan: Plan, taper: TaperConfig) -> list[str]:
         *_kind(plan),
         f"taper   {_taper(taper)}: widths {widths[0]} to {widths[-1]}, mean {mean:g}",
         f"layout  tensor {grid.tensor} x pipeline {grid.pipe} x data {grid.data}, world size {grid.size}; "
-        f"{plan.micro_batches} micro-batches of {plan.workload.micro_batch_size} a step",
+        f"{counted(plan.micro_batches, 'micro-batch')} of {plan.workload.micro_batch_size} a step",
     ]
 
 
@@ -80,7 +82,7 @@ def _layers(plan: Plan, unicode: bool) -> list[str]:
         halves = [costs[0].flops, *([sum(cost.flops for cost in costs[1:])] if width else [])]
         flops = " ".join(f"{half / size:9.1f}" for half in halves)
         parameters = scaled(sum(cost.parameters for cost in costs))
-        activations = scaled(sum(cost.activation_bytes for cost in costs), "B")
+        activations = gibibytes(sum(cost.activation_bytes for cost in costs))
         stages = "|".join(dict.fromkeys(str(_stage_of(plan, index)) for index in indices))
         lines.append(
             f"{label:9} {width or '':>6}  {bar:{BAR_LENGTH}}  {flops:19}  {parameters:>10}  {activations:>11}  "
@@ -100,7 +102,7 @@ def _stages(plan: Plan, unicode: bool) -> list[str]:
         )
     ratio = plan.slowest / plan.mean
     lines.append(
-        f"slowest stage {scaled(plan.slowest, 'FLOP')} per token, mean {scaled(plan.mean, 'FLOP')}: "
+        f"by FLOPs: slowest stage {scaled(plan.slowest, 'FLOP')} per token, mean {scaled(plan.mean, 'FLOP')}: "
         f"slowest over mean {ratio:.3f}"
     )
     return lines

@@ -22,22 +22,25 @@ def stage_lines(plan: Plan) -> list[str]:
     slowest = max(times) or 1
     known = plan.setting.in_seconds
     lines = [
-        f"{'stage':>5}  {'forward':>8} {'backward':>8}  {'idle':>6}  {'in flight':>9}  {'weights':>10} "
-        f"{'gradients':>10} {'optimizer':>10} {'activations':>11} {'rest':>10} {'peak':>10}"
+        f"{'stage':>5}  {'forward':>8} {'backward':>8}  {'idle':>6}  {'in flight':>9}  {'weights':>9} "
+        f"{'gradients':>9} {'optimizer':>9} {'activations':>11} {'buffers':>9} {'or after':>9} {'peak':>9}"
     ]
     for stage, (time, use) in enumerate(zip(plan.stage_times, plan.memory, strict=True)):
         forward, backward = (
             duration(plan.setting.seconds(ticks) or 0) if known else f"{ticks / slowest:.3f}"
             for ticks in (time.forward, time.backward)
         )
-        kinds = use.by_kind()
-        shown = [kinds.pop(kind) for kind in ("weights", "gradients", "optimizer", "activations")]
-        sizes = (*shown, sum(kinds.values()), use.total)
-        cells = " ".join(f"{gibibytes(size):>{11 if i == 3 else 10}}" for i, size in enumerate(sizes))
+        state = (use.weights, use.gradients, use.optimizer)
+        sizes = (*state, use.activations + use.working, use.messages + use.buffers, use.after, use.total)
+        cells = " ".join(f"{gibibytes(size):>{11 if i == 3 else 9}}" for i, size in enumerate(sizes))
         lines.append(
             f"{stage:5}  {forward:>8} {backward:>8}  {plan.timeline.bubble(stage):6.1%}  "
             f"{plan.setting.pipeline.held(stage):>9}  {cells}"
         )
+    lines.append(
+        "peak = weights + gradients + optimizer + (activations + buffers, or if larger `or after`: the buffers that"
+    )
+    lines.append("reduce gradients after the last backward, when the activations are gone); all of one rank")
     return [*lines, _step(plan)]
 
 
@@ -63,7 +66,7 @@ def compare_lines(rivals: Sequence[Rival]) -> list[str]:
             f"{rival.name:28} {rival.slowest_over_mean:12.3f}  {relative:9.3f}  {gibibytes(rival.peak_bytes):>12}  "
             f"{begins if len(begins) <= 50 else begins[:47] + '...'}"
         )
-    return [*lines, "step times are simulated, over ours"]
+    return [*lines, "slowest/mean is of simulated time, not of FLOPs; step times are simulated, over ours"]
 
 
 def search_lines(found: Found, shown: int) -> list[str]:

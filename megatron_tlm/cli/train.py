@@ -1,16 +1,14 @@
 """`megatron-tlm train`: the configuration checked and told, the plan printed, and then the run itself."""
 
 import os
-import sys
 from collections.abc import Sequence
 
 from megatron_tlm.cli.failure import is_first_rank
-from megatron_tlm.cli.options import config_parser, speaks_unicode, vocab_size
+from megatron_tlm.cli.options import config_parser, shown_config, speaks_unicode, tell, vocab_size
 from megatron_tlm.cli.plan_table import describe
 from megatron_tlm.config.check import check_training
-from megatron_tlm.config.dump import dump
 from megatron_tlm.config.flags import read_flags
-from megatron_tlm.config.load import load
+from megatron_tlm.config.load import load, notes
 from megatron_tlm.errors import ConfigError
 from megatron_tlm.plan.build import build_plan
 
@@ -33,14 +31,15 @@ EXAMPLES = """\
 def main(arguments: Sequence[str]) -> int:
     """Train as asked. Every rule that needs no other rank is checked before torch is imported."""
     text = "Train a tapered language model, on this process or on every rank that torchrun started."
-    flags = read_flags(config_parser("train", text, EXAMPLES).parse(arguments))
+    namespace = config_parser("train", text, EXAMPLES).parse(arguments)
+    flags = read_flags(namespace)
     config = load(flags)
     data = check_training(config, launched_ranks())
     plan = build_plan(config, vocab_size(config), data=data)
     if is_first_rank():
-        for note in flags.notes:
-            print(f"note: {note}", file=sys.stderr)
-        print(f"{dump(config)}\n{describe(plan, config.taper, unicode=speaks_unicode())}\n", flush=True)
+        tell(notes(flags, config))
+        told = shown_config(config, whole=namespace.show_config)
+        print(f"{told}\n{describe(plan, config.taper, unicode=speaks_unicode())}\n", flush=True)
     from megatron_tlm.train.train import train
 
     return train(config)

@@ -8,13 +8,25 @@ import yaml
 from megatron_tlm import __version__
 from megatron_tlm.config.document import read_text
 from megatron_tlm.config.load import build
-from megatron_tlm.config.schema import Config
+from megatron_tlm.config.schema import Config, fields_of
 
 
 def dump(config: Config) -> str:
     """The whole configuration as YAML, a file that --config reads back to the same one."""
     text = yaml.safe_dump(as_mapping(config), sort_keys=False, allow_unicode=True, width=120)
     return f"# Resolved by megatron-tlm {__version__}; `megatron-tlm train --config` repeats it.\n{text}"
+
+
+def dump_differences(config: Config) -> str:
+    """The fields that are not as by default, as YAML that --config reads back to the same configuration."""
+    told: dict[str, dict[str, Any]] = {}
+    for section, keys in as_mapping(config).items():
+        defaults = {name: item.default for name, item in fields_of(section).items()}
+        changed = {key: value for key, value in keys.items() if getattr(getattr(config, section), key) != defaults[key]}
+        told |= {section: changed} if changed else {}
+    text = yaml.safe_dump(told, sort_keys=False, allow_unicode=True, width=120)
+    where = f"{config.logging.log_dir}/config.yaml has" if config.logging.log_dir else "--show-config prints"
+    return f"# Resolved by megatron-tlm {__version__}: all that is not a default; {where} every field.\n{text}"
 
 
 def parse(text: str, origin: str = "config.yaml") -> Config:

@@ -21,12 +21,31 @@ _EXCLUSIVE = (
 
 def load(flags: Flags) -> Config:
     """The configuration that a command line asks for, each value checked where it was written."""
-    layers = [read_preset(flags.preset)] if flags.preset is not None else []
-    layers += [read_file(Path(flags.config))] if flags.config is not None else []
-    layers += [flags.layer]
+    layers = _layers(flags)
     config = build([*layers, _lengths(flags, merge(layers))])
     _check_habits(flags, config)
     return config
+
+
+def notes(flags: Flags, config: Config) -> tuple[str, ...]:
+    """What to tell a person about a configuration that `load` made of these flags, a sentence each."""
+    told = list(flags.notes)
+    parallel, taper = config.parallel, config.taper
+    if parallel.sequence_parallel and parallel.tensor_model_parallel_size == 1:
+        told.append("--sequence-parallel has no effect: tensor_model_parallel_size = 1 leaves nothing to split over")
+    if not any(section == "taper" for section, _ in merge(_layers(flags))):
+        told.append(
+            f"MLP widths taper by default, {taper.taper_schedule} from {taper.taper_start:g} to {taper.taper_end:g} of "
+            "their mean; give --taper-schedule uniform for a plain model"
+        )
+    return tuple(told)
+
+
+def _layers(flags: Flags) -> list[Layer]:
+    """What preset, file and command line say, in this order."""
+    layers = [read_preset(flags.preset)] if flags.preset is not None else []
+    layers += [read_file(Path(flags.config))] if flags.config is not None else []
+    return [*layers, flags.layer]
 
 
 def load_file(path: Path) -> Config:

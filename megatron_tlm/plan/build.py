@@ -1,7 +1,7 @@
 """A configuration decided into integers: widths, units, costs, stages. The floors above only carry it out."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -153,7 +153,7 @@ class Plan:
                 "last_unit": self.units[indices[-1]].name,
                 "cost": self.stage_cost(stage),
                 "parameters": sum(self.costs[index].parameters for index in indices),
-                "memory_bytes": self.memory[stage].by_kind() | {"total": self.memory[stage].total},
+                "memory_bytes": asdict(self.memory[stage]) | {"total": self.memory[stage].total},
                 "forward": self.stage_times[stage].forward,
                 "backward": self.stage_times[stage].backward,
                 "bubble": self.timeline.bubble(stage),

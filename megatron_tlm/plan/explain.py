@@ -43,6 +43,12 @@ def moved_borders(plan: Plan) -> Iterator[tuple[str, int, Stages]]:
                 yield name, stage, tuple(range(a, b) for a, b in pairwise(changed))
 
 
+def counted(number: int, noun: str) -> str:
+    """1 micro-batch, 2 micro-batches."""
+    plural = noun + ("es" if noun.endswith("ch") else "s")
+    return f"{number} {noun if number == 1 else plural}"
+
+
 def _limit(plan: Plan) -> str:
     times = [stage.forward + stage.backward for stage in plan.stage_times]
     slowest = max(range(len(times)), key=lambda stage: times[stage])
@@ -51,7 +57,8 @@ def _limit(plan: Plan) -> str:
         return ""
     heaviest = max(plan.stages[slowest], key=lambda i: plan.pieces[i].forward + plan.pieces[i].backward)
     share = (plan.pieces[heaviest].forward + plan.pieces[heaviest].backward) / times[slowest]
-    text = f"Stage {slowest} sets the pace with {times[slowest] / mean:.3f} of the mean stage"
+    measure = "predicted time" if plan.setting.in_seconds else "work done (causal scores, recomputation)"
+    text = f"By {measure} stage {slowest} sets the pace with {times[slowest] / mean:.3f} of the mean stage"
     if share > 0.5:
         return f"{text}, {share:.0%} of it {plan.units[heaviest].name}, which no cut can part."
     return f"{text}; a unit there is at most {share:.0%} of a stage, so stages cannot be evened out further than that."
@@ -61,8 +68,9 @@ def _bubble(plan: Plan) -> str:
     timeline, stages, batches = plan.timeline, len(plan.stages), max(plan.micro_batches, 1)
     ideal = (stages - 1) / (batches + stages - 1)
     return (
-        f"Stages idle {timeline.mean_bubble:.1%} of the pipeline's time; {stages} perfectly even ones would "
-        f"{ideal:.1%} with {batches} micro-batches" + (": more of them would help most." if ideal > 0.1 else ".")
+        f"Stages idle {timeline.mean_bubble:.1%} of the pipeline's time; {stages} perfectly even ones would idle "
+        f"{ideal:.1%} with {counted(batches, 'micro-batch')}"
+        + (": more of them would help most." if ideal > 0.1 else ".")
     )
 
 
@@ -94,9 +102,14 @@ def _fullest(plan: Plan) -> str:
     totals = [use.total for use in plan.memory]
     stage = max(range(len(totals)), key=lambda index: totals[index])
     use = plan.memory[stage]
-    kind, size = max(use.by_kind().items(), key=lambda entry: entry[1])
+    at_peak = use.by_kind()
+    kind, size = max(at_peak.items(), key=lambda entry: entry[1])
     held = plan.setting.pipeline.held(stage)
     flight = f", with {held} micro-batches in flight" if held > 1 else ""
+    if use.activations and not at_peak["activations"]:
+        # The peak comes when the activations are gone.
+        kind = "buffers that reduce gradients after the last backward" if kind == "buffers" else kind
+        flight = f"; its activations, {gibibytes(use.activations + use.working)}, are gone by then"
     limit = plan.setting.memory_limit
     bound = f" of {gibibytes(limit)}" if limit else ""
     total = f"{gibibytes(use.total)}{bound} a rank"

@@ -58,11 +58,18 @@ def stages_by_layer_counts(
             f"decoder_first_pipeline_num_layers and decoder_last_pipeline_num_layers name {len(given)} stages of "
             f"{num_stages}; give one of them or more stages"
         )
-    if (between == 0 and rest) or (between > 0 and (rest < between or rest % between)):
-        below = max(rest // max(between, 1), 1) * between
+    told = " and ".join(f"decoder_{name}_pipeline_num_layers = {count}" for name, count in given)
+    if between == 0 and rest:
+        verb, them = ("leaves", "it") if len(given) == 1 else ("leave", "them")
         raise PlanError(
-            f"{rest} layers = {layers} - {layers - rest} given cannot be shared evenly by {between} stages; "
-            f"leave {below} or {below + between} layers for them"
+            f"{told} {verb} {rest} of {layers} layers without a stage, pipeline_model_parallel_size = {num_stages}; "
+            f"give more stages, or leave {them} out"
+        )
+    if between > 0 and (rest < between or rest % between):
+        below = max(rest // between, 1) * between
+        raise PlanError(
+            f"{told} leaves {rest} layers = {layers} - {layers - rest} that cannot be shared evenly by {between} "
+            f"{'stage' if between == 1 else 'stages'}; leave {below} or {below + between} layers for them"
         )
     even = [rest // between] * between if between else []
     counts = ([first] if first is not None else []) + even + ([last] if last is not None else [])

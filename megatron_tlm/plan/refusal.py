@@ -18,8 +18,11 @@ LARGEST_PIPELINE = 64
 
 
 def gibibytes(size: float) -> str:
-    """A size as people read it: GiB, or MiB below a tenth of one."""
-    return f"{size / GIBIBYTE:.2f} GiB" if size >= GIBIBYTE / 10 else f"{size / 2**20:.2f} MiB"
+    """A size as people read it: GiB, below a tenth of one MiB, below a tenth of that KiB."""
+    for unit, name in ((GIBIBYTE, "GiB"), (2**20, "MiB")):
+        if size >= unit / 10:
+            return f"{size / unit:.2f} {name}"
+    return f"{size / 2**10:.2f} KiB" if size else "0"
 
 
 def lightest_peak(setting: Setting, units: Sequence[Unit], ranges: Sequence[range]) -> tuple[int, int, MemoryUse]:

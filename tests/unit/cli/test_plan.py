@@ -7,6 +7,7 @@ import pytest
 
 from megatron_tlm.cli.main import main
 from megatron_tlm.cli.plan_table import BAR_LENGTH, scaled
+from megatron_tlm.config.dump import parse
 
 STAGES = ["--preset", "tiny", "--pipeline-model-parallel-size", "2"]
 
@@ -57,7 +58,7 @@ def test_the_tokenizer_gives_the_vocabulary(capsys: pytest.CaptureFixture[str]) 
 
 def test_world_size_gives_the_data_degree(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *STAGES, "--world-size", "8"]) == 0
-    assert "data 4, world size 8; 1 micro-batches of 4 a step" in capsys.readouterr().out
+    assert "data 4, world size 8; 1 micro-batch of 4 a step" in capsys.readouterr().out
 
 
 def test_a_file_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,13 +97,45 @@ def test_numbers_are_scaled() -> None:
 def test_stages_show_time_and_memory_and_say_why(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *STAGES, "--hardware", "a100", "--global-batch-size", "32"]) == 0
     out = capsys.readouterr().out
-    assert "in flight     weights  gradients  optimizer activations" in out
+    assert "in flight    weights gradients optimizer activations   buffers  or after      peak" in out
     assert "predicted step" in out
     assert "tokens/s" in out
     assert "sets the pace with 1." in out
     assert "The search is complete: no cut that fits is better." in out
     assert main(["plan", *STAGES]) == 0
     assert "give --hardware or --hardware-profile for seconds" in capsys.readouterr().out
+
+
+def test_the_activations_of_a_stage_are_shown_whenever_its_peak_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *STAGES, "--json"]) == 0
+    stages = json.loads(capsys.readouterr().out)["stages"]
+    for use in (stage["memory_bytes"] for stage in stages):
+        assert use["activations"] > 2**20
+        running = use["activations"] + use["working"] + use["messages"] + use["buffers"]
+        assert use["total"] == use["weights"] + use["gradients"] + use["optimizer"] + max(running, use["after"])
+    assert main(["plan", *STAGES]) == 0
+    out = capsys.readouterr().out
+    assert "MB" not in out
+    assert " 0.00 " not in out
+
+
+def test_a_pipeline_without_a_batch_is_planned_with_some(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *STAGES, "--global-batch-size", "none", "--num-workers", "1"]) == 0
+    out, err = capsys.readouterr()
+    assert "8 micro-batches of 4 a step" in out
+    assert "note: no --global-batch-size is given: planned with 32, 4 micro-batches a stage" in err
+    assert "note: --num-workers has no effect: " in err
+    assert main(["plan", "--preset", "tiny", "--global-batch-size", "none"]) == 0
+    out, err = capsys.readouterr()
+    assert "1 micro-batch of 4 a step" in out
+    assert err == ""
+
+
+def test_the_configuration_stands_above_the_plan_where_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *STAGES, "--show-config"]) == 0
+    assert parse(capsys.readouterr().out.split("\n\n")[0]).parallel.pipeline_model_parallel_size == 2
+    assert main(["plan", *STAGES, "--show-config", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["config"]["optimizer"]["clip_grad"] == 1.0
 
 
 def test_other_rules_beside_ours(capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,6 +179,7 @@ def test_every_layout_ranked_or_refused(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (["--deepspeed-config", "nowhere.json"], "deepspeed_config = nowhere.json cannot be read (No such file"),
         (["--search"], "--search = true needs 1 device"),
         (["--plot", "/nowhere/plan.png"], "--plot = /nowhere/plan.png cannot be written"),
         (["--plot", "plan.words"], "--plot = plan.words cannot be written"),

@@ -7,6 +7,7 @@ import pytest
 
 from megatron_tlm.cli.main import main
 from megatron_tlm.config.dump import parse
+from megatron_tlm.config.megatron import IDLE
 from megatron_tlm.config.schema import Config
 
 RUN = ["train", "--preset", "tiny", "--mock-data"]
@@ -28,9 +29,41 @@ def test_the_configuration_and_the_plan_are_printed(trained: list[Config], capsy
     assert main([*RUN, "--lr", "1e-3", "--num-workers", "2"]) == 0
     out, err = capsys.readouterr()
     assert trained[0].optimizer.lr == 1e-3
-    assert parse(out.split("\n\n")[0]) == trained[0]
+    told = out.split("\n\n")[0]
+    assert parse(told) == trained[0]
+    assert "clip_grad" not in told
+    assert "--show-config prints every field" in told
     assert "slowest over mean" in out
-    assert err == "note: --num-workers has no effect: batches are read ahead by a thread of the training process\n"
+    assert err == f"note: --num-workers has no effect: {IDLE['--num-workers']}\n"
+
+
+def test_the_whole_configuration_is_printed_where_asked(
+    trained: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*RUN, "--show-config"]) == 0
+    told = capsys.readouterr().out.split("\n\n")[0]
+    assert parse(told) == trained[0]
+    assert "clip_grad: 1.0" in told
+    assert main([*RUN, "--log-dir", "logs"]) == 0
+    assert "logs/config.yaml has every field" in capsys.readouterr().out
+
+
+SMALL = "train --num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --vocab-size 50 --mock-data"
+
+
+def test_a_taper_that_nobody_asked_for_is_told(trained: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*SMALL.split(), "--train-iters", "1"]
+    assert main(words) == 0
+    assert "note: MLP widths taper by default, cosine from 1.5 to 0.5 of their mean; give" in capsys.readouterr().err
+    assert main([*words, "--taper-schedule", "uniform"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_sequence_parallelism_over_one_rank_is_told(trained: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*RUN, "--sequence-parallel", "--transformer-impl", "transformer_engine"]) == 0
+    err = capsys.readouterr().err
+    assert "note: --sequence-parallel has no effect: tensor_model_parallel_size = 1" in err
+    assert "note: --transformer-impl has no effect: layers are this package's own" in err
 
 
 def test_one_rank_speaks(

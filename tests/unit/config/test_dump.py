@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_tlm.config.document import preset_names, read_preset
-from megatron_tlm.config.dump import as_mapping, dump, from_mapping, parse
+from megatron_tlm.config.dump import as_mapping, dump, dump_differences, from_mapping, parse
 from megatron_tlm.config.load import build
 from megatron_tlm.config.schema import Config, fields_of, sections
 from megatron_tlm.errors import ConfigError
@@ -39,12 +39,21 @@ def test_any_configuration_survives_printing(
         training=replace(TINY.training, seed=seed),
     )
     assert parse(dump(config)) == config
+    assert parse(dump_differences(config)) == config
     assert from_mapping(json.loads(json.dumps(as_mapping(config))), "manifest") == config
 
 
 def test_printing_shows_every_key() -> None:
     text = dump(TINY)
     assert all(f"  {name}:" in text for section in sections() for name in fields_of(section))
+
+
+def test_what_is_by_default_is_left_out() -> None:
+    text = dump_differences(TINY)
+    assert "num_layers: 4" in text
+    assert "lr: 0.003" in text
+    assert "clip_grad" not in text
+    assert "checkpoint:" not in text
 
 
 def test_a_mapping_of_another_version_is_told() -> None:

@@ -43,7 +43,22 @@ def test_a_unit_larger_than_a_stage_is_named():
 
 
 def test_few_micro_batches_are_the_bubble():
-    assert "more of them would help most" in " ".join(explain(plan(4, micro_batches=4)))
+    text = " ".join(explain(plan(4, micro_batches=4)))
+    assert "4 perfectly even ones would idle 42.9% with 4 micro-batches: more of them would help most" in text
+    assert "would idle 75.0% with 1 micro-batch: more" in " ".join(explain(plan(4, micro_batches=1)))
+
+
+def test_the_two_measures_of_a_stage_are_named():
+    assert "By work done (causal scores, recomputation) stage" in explain(plan(3))[0]
+    assert "By predicted time stage" in explain(plan(3, hardware="h100"))[0]
+
+
+def test_a_peak_after_the_activations_are_gone_says_so():
+    found = plan(3)
+    assert all(use.activations > 0 for use in found.memory)
+    text = explain(found)[-1]
+    assert "most of it buffers that reduce gradients after the last backward" in text
+    assert "its activations, " in text
 
 
 def test_given_by_hand_or_alone():

@@ -37,13 +37,19 @@ def test_layer_counts(stages, first, last, begin):
 @pytest.mark.parametrize(
     ("stages", "first", "last", "message"),
     [
-        (3, None, None, r"8 layers = 8 - 0 given cannot be shared evenly by 3 stages; leave 6 or 9"),
-        (4, 3, None, r"5 layers = 8 - 3 given cannot be shared evenly by 3 stages; leave 3 or 6"),
+        (3, None, None, r"8 layers = 8 - 0 that cannot be shared evenly by 3 stages; leave 6 or 9"),
+        (4, 3, None, r"5 layers = 8 - 3 that cannot be shared evenly by 3 stages; leave 3 or 6"),
         (4, 9, None, r"decoder_first_pipeline_num_layers = 9 is outside 1\.\.8"),
         (4, None, 0, r"decoder_last_pipeline_num_layers = 0 is outside 1\.\.8"),
         (1, 4, 4, r"name 2 stages of 1"),
-        (2, 3, 3, r"2 layers = 8 - 6 given cannot be shared evenly by 0 stages"),
-        (4, 4, 4, r"0 layers = 8 - 8 given cannot be shared evenly by 2 stages"),
+        (1, None, 1, r"last_pipeline_num_layers = 1 leaves 7 of 8 layers without a stage, .* = 1; .* or leave it out"),
+        (
+            2,
+            3,
+            3,
+            r"= 3 and decoder_last_pipeline_num_layers = 3 leave 2 of 8 layers without a stage, .* = 2; give more",
+        ),
+        (4, 4, 4, r"0 layers = 8 - 8 that cannot be shared evenly by 2 stages"),
     ],
 )
 def test_layer_counts_that_do_not_add_up(stages, first, last, message):
