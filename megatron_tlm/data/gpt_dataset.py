@@ -91,13 +91,24 @@ class GPTDataset:
         filled = 0
         for position in range(first, last + 1):
             length = last_offset + 1 - offset if position == last else None
-            piece = self.indexed.get(int(self.index.documents[position]), offset, length)
-            ids[filled : filled + len(piece)] = piece
+            try:
+                piece = self.indexed.get(int(self.index.documents[position]), offset, length)
+            except IndexError as error:
+                raise self._misfit(sample, f"({error})") from None
+            ids[filled : filled + len(piece)] = piece[: len(ids) - filled]
             filled += len(piece)
             offset = 0
+        if filled != len(ids):  # what is not filled would be whatever the memory held
+            raise self._misfit(sample, f"takes {filled} tokens where seq_length + 1 = {len(ids)} make one")
         if self.vocab_size is not None:
             _check_ids(ids, self.vocab_size, self.indexed.prefix)
         return ids
+
+    def _misfit(self, sample: int, reason: str) -> DataError:
+        return DataError(
+            f"{self.indexed.prefix} = sample {sample} {reason}: the order is not of this corpus; empty the folder of "
+            "data_cache_path, or preprocess again"
+        )
 
 
 def check_vocabulary(indexed: IndexedDataset, vocab_size: int) -> None:
@@ -117,4 +128,10 @@ def _check_ids(ids: NDArray[np.integer], vocab_size: int, prefix: str) -> None:
         raise DataError(
             f"{prefix} = token id {largest} is beyond the model's vocab_size = {vocab_size}; "
             "give the tokenizer that made the corpus, or preprocess again"
+        )
+    smallest = int(ids.min())
+    if smallest < 0:
+        raise DataError(
+            f"{prefix} = token id {smallest} is below 0, the first of the model's vocab_size = {vocab_size}; "
+            "the .bin is damaged, preprocess again"
         )

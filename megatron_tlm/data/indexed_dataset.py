@@ -11,6 +11,7 @@ from megatron_tlm.data.index_format import read_header
 from megatron_tlm.errors import DataError
 
 DIGEST_BLOCKS, DIGEST_BLOCK_TOKENS = 64, 4096
+CHECK_BLOCK = 1 << 20  # rows of the index checked at once, some 30 MB
 
 
 def pair_paths(prefix: str | Path) -> tuple[Path, Path]:
@@ -40,8 +41,9 @@ class IndexedDataset:
         self.lengths: NDArray[np.int32] = raw[header.lengths_at : header.offsets_at].view(np.int32)
         self._offsets: NDArray[np.int64] = raw[header.offsets_at : header.borders_at].view(np.int64)
         self.document_borders: NDArray[np.int64] = raw[header.borders_at : header.file_bytes].view(np.int64)
-        self.tokens = self._map_tokens()
+        self._check_sequences()
         self._check_borders()
+        self.tokens = self._map_tokens()
 
     def _map_tokens(self) -> NDArray[np.integer]:
         """The whole `.bin` as one flat array, once its size is known to be what the index expects."""
@@ -57,6 +59,23 @@ class IndexedDataset:
             return np.empty(0, self.header.dtype)
         return np.memmap(self.bin_path, dtype=self.header.dtype, mode="r").view(np.ndarray)
 
+    def _check_sequences(self) -> None:
+        """Sequences lie end to end from byte 0 on, as in every file of Megatron's: one pass, block by block."""
+        itemsize, expected = self.header.dtype.itemsize, 0
+        for start in range(0, self.header.num_sequences, CHECK_BLOCK):
+            lengths = self.lengths[start : start + CHECK_BLOCK].astype(np.int64)
+            offsets = self._offsets[start : start + CHECK_BLOCK]
+            ends = expected + np.cumsum(lengths * itemsize)
+            wrong = (lengths < 0) | (offsets != ends - lengths * itemsize)
+            if wrong.any():
+                row = int(wrong.argmax())
+                raise DataError(
+                    f"{self.idx_path} = sequence {start + row} has {lengths[row]} tokens at byte {offsets[row]} where "
+                    f"the one before ends at {ends[row] - lengths[row] * itemsize}; the index is damaged, preprocess "
+                    "again"
+                )
+            expected = int(ends[-1])
+
     def _check_borders(self) -> None:
         borders, sequences = self.document_borders, self.header.num_sequences
         if len(borders) == 0 or borders[0] != 0 or borders[-1] != sequences:
@@ -65,6 +84,15 @@ class IndexedDataset:
                 f"{self.idx_path} = document borders {shown} do not run from 0 to its {sequences} sequences; "
                 "the index is damaged, preprocess again"
             )
+        for start in range(0, len(borders) - 1, CHECK_BLOCK):
+            block = borders[start : start + CHECK_BLOCK + 1]
+            falls = block[1:] < block[:-1]
+            if falls.any():
+                row = int(falls.argmax())
+                raise DataError(
+                    f"{self.idx_path} = document border {start + row + 1} at sequence {block[row + 1]} lies before the "
+                    f"one at {block[row]}; the index is damaged, preprocess again"
+                )
 
     def __len__(self) -> int:
         return self.header.num_sequences

@@ -8,6 +8,7 @@ import pytest
 from megatron_tlm.data.gpt_dataset import GPTDataset, check_vocabulary
 from megatron_tlm.data.indexed_dataset import IndexedDataset
 from megatron_tlm.data.pair_writer import IndexedDatasetWriter
+from megatron_tlm.data.samples import SampleIndex
 from megatron_tlm.errors import DataError
 
 
@@ -51,6 +52,37 @@ def test_a_corpus_of_another_tokenizer_is_refused_at_once(indexed: IndexedDatase
     check_vocabulary(indexed, 60)
     with pytest.raises(DataError, match="token id 59 is beyond the model's vocab_size = 32"):
         check_vocabulary(indexed, 32)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64])
+def test_negative_ids_are_refused(dtype: type[np.integer], tmp_path: Path) -> None:
+    with IndexedDatasetWriter(tmp_path / "n", np.dtype(np.int32)) as writer:
+        writer.add_document([1, 2, 3, 4])
+    raw = bytearray((tmp_path / "n.idx").read_bytes())
+    raw[17] = {np.int8: 2, np.int32: 4, np.int64: 5}[dtype]
+    (tmp_path / "n.bin").write_bytes(np.array([1, -7, 3, 4], dtype).tobytes())
+    (tmp_path / "n.idx").write_bytes(bytes(raw))
+    indexed = IndexedDataset(tmp_path / "n")
+    with pytest.raises(DataError, match=r"token id -7 is below 0, the first of the model's vocab_size = 60; the"):
+        check_vocabulary(indexed, 60)
+    with pytest.raises(DataError, match="token id -7 is below 0"):
+        GPTDataset(indexed, range(1), None, 3, 1, vocab_size=60)[0]
+
+
+@pytest.mark.parametrize(
+    ("end", "message"),
+    [
+        ((0, 2), r"sample 0 takes 3 tokens where seq_length \+ 1 = 7 make one: the order is not of this corpus"),
+        ((1, 2), r"sample 0 takes 17 tokens where seq_length \+ 1 = 7"),
+        ((0, 99), r"sample 0 \(tokens 0..100 are outside the 14 of sequence 3\): the order"),
+    ],
+)
+def test_a_sample_that_is_not_whole_is_refused(end: tuple[int, int], message: str, indexed: IndexedDataset) -> None:
+    dataset = GPTDataset(indexed, range(9), None, 6, 1234)
+    order, samples = np.array([3, 0], np.int32), np.array([(0, 0), end], np.int64)
+    dataset.index = SampleIndex(order, samples, np.array([0]), 1)
+    with pytest.raises(DataError, match=message):
+        dataset[0]
 
 
 def test_a_corpus_that_is_too_short_is_named(indexed: IndexedDataset) -> None:

@@ -141,6 +141,36 @@ def test_borders_that_do_not_end_with_the_sequences_are_refused(tmp_path: Path) 
         IndexedDataset(tmp_path / "a")
 
 
+LENGTHS_AT, OFFSETS_AT, BORDERS_AT = 34, 34 + 4 * 4, 34 + 12 * 4
+
+
+@pytest.mark.parametrize("block", [1, 3, 1 << 20])
+@pytest.mark.parametrize(
+    ("at", "number", "message"),
+    [
+        (LENGTHS_AT + 4, np.int32(-1), "sequence 1 has -1 tokens at byte 6 where the one before ends at 6"),
+        (LENGTHS_AT, np.int32(7), "sequence 1 has 1 tokens at byte 6 where the one before ends at 14"),
+        (OFFSETS_AT, np.int64(2), "sequence 0 has 3 tokens at byte 2 where the one before ends at 0"),
+        (OFFSETS_AT + 16, np.int64(1 << 62), "sequence 2 has 3 tokens at byte 4611686018427387904 where .* ends at 8"),
+        (OFFSETS_AT + 24, np.int64(-14), "sequence 3 has 2 tokens at byte -14 where the one before ends at 14"),
+        (LENGTHS_AT + 12, np.int32(9), "18 bytes where a.idx expects 32"),
+        (BORDERS_AT + 8, np.int64(4), "document border 2 at sequence 3 lies before the one at 4; the index is damaged"),
+        (BORDERS_AT + 16, np.int64(-3), "document border 2 at sequence -3 lies before the one at 1"),
+    ],
+)
+def test_a_damaged_index_hands_out_nothing(
+    at: int, number: np.generic, message: str, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megatron_tlm.data.indexed_dataset.CHECK_BLOCK", block)
+    raw = number.tobytes()
+    (tmp_path / "a.bin").write_bytes(GOLDEN_BIN)
+    (tmp_path / "a.idx").write_bytes(GOLDEN_IDX)
+    assert len(IndexedDataset(tmp_path / "a")) == 4
+    (tmp_path / "a.idx").write_bytes(GOLDEN_IDX[:at] + raw + GOLDEN_IDX[at + len(raw) :])
+    with pytest.raises(DataError, match=message):
+        IndexedDataset(tmp_path / "a")
+
+
 def test_an_error_leaves_nothing_and_keeps_the_old_pair(tmp_path: Path) -> None:
     def fail() -> None:
         with IndexedDatasetWriter(tmp_path / "a", UINT16) as writer:
