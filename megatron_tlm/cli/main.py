@@ -54,6 +54,8 @@ examples, from text to text:
   megatron-tlm generate --load checkpoints --prompt "Once upon a time"
   megatron-tlm convert --load-dir checkpoints --save-dir one-rank \\
       --target-tensor-parallel-size 1 --target-pipeline-parallel-size 1
+  megatron-tlm inspect checkpoints
+  megatron-tlm export --format hf --load checkpoints --output my-model
 
 `megatron-tlm COMMAND --help` lists the flags of a command; `megatron-tlm --version` prints {__version__}.
 """.format(commands="\n".join(f"  {name:<11} {text}" for name, text in COMMANDS.items()))
