@@ -4,11 +4,14 @@ No layout is asked for and none is assumed: a box is put together from the piece
 """
 
 import logging
+import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 import torch
@@ -22,13 +25,14 @@ from megatron_tlm.checkpoint.manifest import (
     read_manifest,
 )
 from megatron_tlm.checkpoint.root import read_pointer, step_directories, step_name, step_of
-from megatron_tlm.checkpoint.tensor_file import DTYPES, TensorFile, hash_file, volume
+from megatron_tlm.checkpoint.tensor_file import DTYPES, FileRecord, TensorFile, hash_file, volume
 from megatron_tlm.checkpoint.tiling import Extent, box_text
 from megatron_tlm.errors import CheckpointError
 from megatron_tlm.plan.shape import ModelShape
 from megatron_tlm.plan.shards import overlap
 
 _log = logging.getLogger(__name__)
+_NONE: Mapping[Path, str] = MappingProxyType({})
 
 
 def check_complete(directory: Path) -> Manifest:
@@ -61,26 +65,64 @@ def file_faults(directory: Path, manifest: Manifest) -> Iterator[str]:
             yield f"{path} = {size_bytes} bytes but the manifest says {record.size_bytes}; it was cut, use another step"
 
 
-def check_hashes(directory: Path, manifest: Manifest) -> None:
-    """CheckpointError for the first file whose contents are not those that were written."""
-    for name, record in manifest.files.items():
-        found = hash_file(directory / name)
-        if found != record:
-            raise CheckpointError(
-                f"{directory / name}: sha256 = {found.sha256} but {record.sha256} was written; "
-                "the file was damaged since, use another step"
-            )
+def check_hashes(directory: Path, manifest: Manifest, *, rank: int = 0, ranks: int = 1) -> None:
+    """CheckpointError for the first file whose contents are not those that were written.
+
+    Of `ranks` that share the work each reads every `ranks`-th file, in a few threads.
+    """
+    names = list(manifest.files)[rank::ranks]
+
+    def contents(name: str) -> FileRecord:
+        with readable(directory / name):
+            return hash_file(directory / name)
+
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        for name, found in zip(names, pool.map(contents, names), strict=True):
+            record = manifest.files[name]
+            if found != record:
+                pool.shutdown(cancel_futures=True)
+                raise CheckpointError(
+                    f"{directory / name}: sha256 = {found.sha256} but {record.sha256} was written; "
+                    "the file was damaged since, use another step"
+                )
 
 
-def find(root: Path, step: int | None = None, *, tell: Callable[[str], None] = _log.warning) -> Path:
-    """The checkpoint to load: that of `step`, else the one saved last that is complete.
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """A disk that cannot give a file back is told as a CheckpointError, so that another step may be tried."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{path} = {error.strerror}, cannot be read; use another step") from error
+
+
+def find(
+    root: Path,
+    step: int | None = None,
+    *,
+    tell: Callable[[str], None] = _log.warning,
+    hashes: bool = True,
+    damaged: Mapping[Path, str] = _NONE,
+) -> Path:
+    """The checkpoint to load: that of `step`, else the one saved last that is whole.
 
     `root` may also be a checkpoint itself. `tell` hears, a sentence each, which directories were passed over and why.
-    CheckpointError where there is nothing to load: never a silent start from scratch.
+    Every byte is read for `hashes`, about a second per GB and thread; without, lengths alone are looked at. `damaged`
+    are checkpoints already known not to be whole, and why. CheckpointError where there is nothing to load: never a
+    silent start from scratch.
     """
     root = Path(root)
+
+    def check(directory: Path) -> Manifest:
+        if directory in damaged:
+            raise CheckpointError(damaged[directory])
+        manifest = check_complete(directory)
+        if hashes:
+            check_hashes(directory, manifest)
+        return manifest
+
     if (root / MANIFEST_NAME).exists():
-        manifest = check_complete(root)
+        manifest = check(root)
         if step not in (None, manifest.facts.step):
             raise CheckpointError(f"{root} = the checkpoint of step {manifest.facts.step}, not {step}; give its parent")
         return root
@@ -92,16 +134,18 @@ def find(root: Path, step: int | None = None, *, tell: Callable[[str], None] = _
         if not chosen:
             steps = ", ".join(str(number) for number in sorted(step_of(directory) or 0 for directory in directories))
             raise CheckpointError(f"ckpt_step = {step} is not in {root}; it has {steps}")
-        check_complete(chosen[0])
+        check(chosen[0])
         return chosen[0]
-    return _newest_complete(root, directories, tell)
+    return _newest_whole(root, directories, check, tell)
 
 
-def _newest_complete(root: Path, directories: list[Path], tell: Callable[[str], None]) -> Path:
+def _newest_whole(
+    root: Path, directories: list[Path], check: Callable[[Path], Manifest], tell: Callable[[str], None]
+) -> Path:
     faults = []
     for directory in directories:
         try:
-            check_complete(directory)
+            check(directory)
         except CheckpointError as fault:
             faults.append(str(fault))
             tell(f"passed over {directory.name}: {fault}")
@@ -111,9 +155,16 @@ def _newest_complete(root: Path, directories: list[Path], tell: Callable[[str], 
                 tell(f"passed over {later.name}: it was saved before {directory.name}, the run went back since")
         pointer = read_pointer(root)
         if pointer != directory.name:
-            tell(f"{root / 'latest'} says {pointer or 'nothing'}; loading {directory.name}, the newest complete one")
+            said = _shown(pointer) if pointer else "nothing"
+            tell(f"{root / 'latest'} says {said}; loading {directory.name}, the newest complete one")
         return directory
     raise CheckpointError(f"{root} = no complete checkpoint; {'; '.join(faults)}")
+
+
+def _shown(text: str) -> str:
+    """What a file says, fit for one line of a terminal whatever it holds."""
+    escaped = text if text.isprintable() else text.encode("unicode_escape").decode()
+    return escaped if len(escaped) <= 60 else escaped[:57] + "..."
 
 
 def _nothing_in(root: Path) -> str:
@@ -122,6 +173,16 @@ def _nothing_in(root: Path) -> str:
     unfinished = sorted(path.name for path in root.glob(".step-*.partial"))
     found = f"only {', '.join(unfinished)}, never finished" if unfinished else f"no {step_name(0)[:5]}* directory"
     return f"{root} = {found}, so there is no checkpoint; give the directory that a run saved into or leave out load"
+
+
+def require_shape(path: Path, manifest: Manifest, shape: ModelShape) -> None:
+    """CheckpointError naming every field in which the saved model differs from the wanted one."""
+    differences = manifest.facts.shape.differences(shape)
+    if differences:
+        raise CheckpointError(
+            f"{path} = a checkpoint of another model: {', '.join(differences)}; "
+            "give the saved sizes or load another checkpoint"
+        )
 
 
 class Reader:
@@ -144,12 +205,7 @@ class Reader:
 
     def require(self, shape: ModelShape) -> None:
         """CheckpointError naming every field in which the saved model differs from the wanted one."""
-        differences = self.manifest.facts.shape.differences(shape)
-        if differences:
-            raise CheckpointError(
-                f"{self.path} = a checkpoint of another model: {', '.join(differences)}; "
-                "give the saved sizes or load another checkpoint"
-            )
+        require_shape(self.path, self.manifest, shape)
 
     def roles(self, name: str) -> tuple[str, ...]:
         """The roles saved for a tensor; empty for a name that is not there."""

@@ -94,6 +94,15 @@ def save(
     return commit(partial, about, parts=parts, tokenizer=tokenizer)
 
 
+def flip(path: Path) -> None:
+    """One bit of the last byte: the length stays, and in a part of tensors so does the header."""
+    with open(path, "r+b") as file:
+        file.seek(-1, 2)
+        last = file.read(1)
+        file.seek(-1, 2)
+        file.write(bytes([last[0] ^ 1]))
+
+
 def row_halves(tensors: Mapping[tuple[str, str], torch.Tensor]) -> dict[tuple[str, str], list[tuple[int, Box]]]:
     """Every tensor cut in two along dim 0, a half to each of two parts."""
     cut = {}

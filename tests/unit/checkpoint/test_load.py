@@ -1,5 +1,6 @@
 """The newest complete checkpoint is found and the others are spoken of; any box of any tensor can be read."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_tlm.checkpoint.load import Reader, check_hashes, find
+from megatron_tlm.checkpoint.manifest import read_manifest
 from megatron_tlm.checkpoint.root import read_ordinal, step_directories
+from megatron_tlm.checkpoint.tensor_file import FileRecord, hash_file
 from megatron_tlm.errors import CheckpointError
-from tests.unit.checkpoint.made import facts, model_shape, row_halves, save, values
+from tests.unit.checkpoint.made import facts, flip, model_shape, row_halves, save, values
 from tests.unit.checkpoint.test_tiling import split
 
 SHAPE = model_shape(widths=(8,))
@@ -71,7 +74,17 @@ def test_a_wrong_pointer_is_told_and_not_followed(tmp_path: Path, text: str | No
     told: list[str] = []
     assert find(tmp_path, tell=told.append) == newest
     assert len(told) == 1
-    assert f"latest says {text or 'nothing'}; loading step-00000010" in told[0]
+    said = {None: "nothing", "": "nothing", "\x00\xff": r"\x00\xff"}.get(text, text)
+    assert f"latest says {said}; loading step-00000010" in told[0]
+
+
+def test_a_pointer_of_rubbish_is_shown_short_and_harmless(tmp_path: Path) -> None:
+    _, newest = saved(tmp_path, 5, 10)
+    (tmp_path / "latest").write_bytes(bytes(range(256)) * 100)
+    told: list[str] = []
+    assert find(tmp_path, tell=told.append) == newest
+    assert told[0].isprintable()
+    assert len(told[0]) < len(str(tmp_path)) + 150
 
 
 def test_after_going_back_the_step_saved_last_is_the_newest(tmp_path: Path) -> None:
@@ -121,16 +134,63 @@ def test_the_ordinal_is_read_off_the_first_lines(tmp_path: Path) -> None:
 
 def test_a_flipped_bit_is_seen_by_hash(tmp_path: Path) -> None:
     (path,) = saved(tmp_path, 5)
-    with open(path / "part-00000.safetensors", "r+b") as file:
-        file.seek(-1, 2)
-        last = file.read(1)
-        file.seek(-1, 2)
-        file.write(bytes([last[0] ^ 1]))
+    flip(path / "part-00000.safetensors")
     with (
         Reader(path) as reader,
         pytest.raises(CheckpointError, match=r"part-00000\.safetensors: sha256 = \w+ but \w+ was"),
     ):
         check_hashes(path, reader.manifest)
+
+
+def test_a_flipped_bit_sends_back_to_the_step_before(tmp_path: Path) -> None:
+    former, newest = saved(tmp_path, 5, 10)
+    flip(newest / "part-00001.safetensors")
+    why = r"part-00001\.safetensors: sha256 = \w+ but \w+ was written; the file was damaged since"
+    told: list[str] = []
+    assert find(tmp_path, tell=told.append) == former
+    assert re.match(f"passed over step-00000010: .*{why}", told[0])
+    for root, step in ((tmp_path, 10), (newest, None)):
+        with pytest.raises(CheckpointError, match=why):
+            find(root, step)
+    assert find(tmp_path, hashes=False, tell=pytest.fail) == newest
+
+
+def test_one_known_to_be_damaged_is_passed_over_for_the_reason_given(tmp_path: Path) -> None:
+    former, newest = saved(tmp_path, 5, 10)
+    told: list[str] = []
+    assert find(tmp_path, hashes=False, damaged={newest: "x = damaged; mend it"}, tell=told.append) == former
+    assert told[0] == "passed over step-00000010: x = damaged; mend it"
+    with pytest.raises(CheckpointError, match="x = damaged; mend it"):
+        find(newest, hashes=False, damaged={newest: "x = damaged; mend it"})
+
+
+def test_ranks_share_the_files_and_leave_none_out(tmp_path: Path) -> None:
+    path = save(tmp_path, TENSORS, facts(SHAPE), parts=5)
+    manifest = read_manifest(path)
+    for part in range(5):
+        flip(path / f"part-{part:05d}.safetensors")
+        seen = []
+        for rank in range(3):
+            try:
+                check_hashes(path, manifest, rank=rank, ranks=3)
+            except CheckpointError:
+                seen.append(rank)
+        assert seen == [part % 3]
+        flip(path / f"part-{part:05d}.safetensors")
+
+
+def test_a_file_that_the_disk_does_not_give_back_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    former, newest = saved(tmp_path, 5, 10)
+
+    def failing(path: Path) -> FileRecord:
+        if path.parent == newest:
+            raise OSError(5, "Input/output error")
+        return hash_file(path)
+
+    monkeypatch.setattr("megatron_tlm.checkpoint.load.hash_file", failing)
+    told: list[str] = []
+    assert find(tmp_path, tell=told.append) == former
+    assert "part-00000.safetensors = Input/output error, cannot be read" in told[0]
 
 
 def test_another_model_is_told_field_by_field(tmp_path: Path) -> None:
