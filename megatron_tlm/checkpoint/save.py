@@ -23,6 +23,7 @@ import torch
 
 from megatron_tlm.checkpoint.facts import Facts
 from megatron_tlm.checkpoint.fields import parse
+from megatron_tlm.checkpoint.folder import way_out
 from megatron_tlm.checkpoint.manifest import (
     MANIFEST_NAME,
     NAME_PATTERN,
@@ -178,7 +179,7 @@ def _disk_faults(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CheckpointError(f"{path} = {error.strerror}; make room there or save elsewhere") from error
+        raise CheckpointError(f"{path} = {error.strerror}; {way_out(error)}") from error
 
 
 def _gather(partial: Path, parts: int) -> tuple[dict[str, FileRecord], dict[TensorId, TensorRecord]]:

@@ -1,0 +1,35 @@
+"""What a rank owes the torchrun that started it: a word when it fails, and not to outlive it."""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+LAUNCHED = "TORCHELASTIC_RUN_ID"
+_PR_SET_PDEATHSIG = 1
+
+
+def leave_word(line: str) -> None:
+    """Write the file that torch's own `record` decorator would: torchrun's closing summary then has the line."""
+    target = os.environ.get(ERROR_FILE)
+    if not target:
+        return
+    failure = {"message": {"message": line, "extraInfo": {"timestamp": str(int(time.time()))}}}
+    try:
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        Path(target).write_text(json.dumps(failure), encoding="utf-8")
+    except OSError:
+        return  # a launcher that cannot collect the message still sees the exit code
+
+
+def stop_with_launcher() -> None:
+    """Have the kernel send this process SIGTERM when its torchrun dies: one that is killed cannot stop its workers.
+
+    A run that gets SIGTERM saves and leaves. Linux only; a process that torchrun did not start is left alone.
+    """
+    if LAUNCHED in os.environ and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

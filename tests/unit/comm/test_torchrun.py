@@ -1,0 +1,65 @@
+"""What a rank and its launcher owe each other."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from megatron_tlm.comm.torchrun import leave_word
+
+WORKER = """
+import signal, sys, time
+from pathlib import Path
+from megatron_tlm.comm.torchrun import stop_with_launcher
+def leave(number, frame):
+    Path(sys.argv[1]).write_text("asked to stop")
+    sys.exit()
+signal.signal(signal.SIGTERM, leave)
+stop_with_launcher()
+print("ready", flush=True)
+time.sleep(30)
+"""
+LAUNCHER = "import subprocess, sys; subprocess.run([sys.executable, '-c', *sys.argv[1:]])"
+
+
+def test_the_last_word_is_where_torchrun_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "attempt_0" / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(target))
+    leave_word("a = 1 is below 2; give 2")
+    told = json.loads(target.read_text())["message"]
+    assert told["message"] == "a = 1 is below 2; give 2"
+    assert int(told["extraInfo"]["timestamp"]) <= time.time()
+
+
+def test_a_word_that_cannot_be_left_is_no_second_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "file" / "error.json"))
+    leave_word("x")
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE")
+    leave_word("x")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal is Linux's")
+@pytest.mark.parametrize("launched", [True, False])
+def test_a_worker_is_asked_to_stop_when_its_launcher_is_killed(tmp_path: Path, launched: bool) -> None:
+    told = tmp_path / "told"
+    environment = {name: value for name, value in os.environ.items() if name != "TORCHELASTIC_RUN_ID"}
+    environment |= {"TORCHELASTIC_RUN_ID": "1"} if launched else {}
+    command = [sys.executable, "-c", LAUNCHER, "import os; print(os.getpid());" + WORKER, str(told)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        worker = int(launcher.stdout.readline())
+        assert launcher.stdout.readline() == "ready\n"
+        launcher.kill()
+        launcher.wait()
+        until = time.monotonic() + (10 if launched else 0.5)
+        while time.monotonic() < until and not told.exists():
+            time.sleep(0.02)
+        assert told.exists() is launched
+        if not launched:
+            os.kill(worker, signal.SIGKILL)
