@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron_tlm.data.indexed_dataset import IndexedDataset, pair_paths
-from megatron_tlm.data.pair_report import verify_index
 from megatron_tlm.data.pair_writer import IndexedDatasetWriter
 from megatron_tlm.data.samples import SPLIT_NAMES, split_documents
 from megatron_tlm.errors import DataError
@@ -78,7 +77,6 @@ def _open(prefix: str) -> IndexedDataset:
             f"{dataset.idx_path} = {len(dataset)} modes of a multimodal set behind the index would be lost; "
             "copy it with the tool that made it"
         )
-    verify_index(dataset)
     return dataset
 
 

@@ -66,38 +66,11 @@ def count_empty(dataset: IndexedDataset) -> int:
     return sum(int((np.diff(borders[start : start + BLOCK + 1]) == 0).sum()) for start in range(0, len(borders), BLOCK))
 
 
-def verify_index(dataset: IndexedDataset) -> None:
-    """DataError where lengths, byte offsets and document borders do not belong together."""
-    itemsize, expected = dataset.header.dtype.itemsize, 0
-    for start in range(0, len(dataset), BLOCK):
-        lengths = dataset.lengths[start : start + BLOCK].astype(np.int64)
-        if (lengths < 0).any():
-            where = start + int(np.argmax(lengths < 0))
-            _refuse(dataset, f"sequence {where} of {dataset.lengths[where]} tokens is shorter than 0")
-        ends = expected + np.cumsum(lengths * itemsize)
-        offsets = dataset.byte_offsets[start : start + BLOCK]
-        wrong = offsets != ends - lengths * itemsize
-        if wrong.any():
-            where = int(np.argmax(wrong))
-            wanted = int(ends[where] - lengths[where] * itemsize)
-            _refuse(
-                dataset, f"sequence {start + where} at byte {offsets[where]}, where those before it end at {wanted}"
-            )
-        expected = int(ends[-1])
-    borders = dataset.document_borders
-    for start in range(0, len(borders), BLOCK):
-        falls = np.diff(borders[start : start + BLOCK + 1]) < 0
-        if falls.any():
-            where = start + int(np.argmax(falls))
-            _refuse(dataset, f"document {where} from sequence {borders[where]} to {borders[where + 1]} runs backwards")
-
-
 def verify(dataset: IndexedDataset, *, vocab_size: int | None = None, eod_id: int | None = None) -> Verified:
-    """Reads a pair end to end; DataError for the first thing that cannot be.
+    """Reads the ids of a pair, whose index was checked when it was opened; DataError for the first that cannot be.
 
     An id of `vocab_size` or more is one; documents that do not end with `eod_id` are counted.
     """
-    verify_index(dataset)
     digest, largest, position = sha256(), -1, 0
     for ids in _blocks(dataset.tokens, 4 * BLOCK):
         digest.update(ids.data)
@@ -129,7 +102,3 @@ def _count_unended(dataset: IndexedDataset, eod_id: int) -> int:
 def _blocks(values: NDArray[np.integer], size: int = BLOCK) -> Iterator[NDArray[np.integer]]:
     for start in range(0, len(values), size):
         yield values[start : start + size]
-
-
-def _refuse(dataset: IndexedDataset, what: str) -> None:
-    raise DataError(f"{dataset.idx_path} = {what}; the index is damaged, preprocess again")

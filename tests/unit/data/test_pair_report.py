@@ -1,4 +1,4 @@
-"""What a pair is said to hold, and that every kind of damage is found."""
+"""What a pair is said to hold, and that ids which cannot be are found; a damaged index is not even opened."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from megatron_tlm.data import pair_report
-from megatron_tlm.data.index_format import HEADER
 from megatron_tlm.data.indexed_dataset import IndexedDataset
-from megatron_tlm.data.pair_report import count_empty, report_lengths, verify, verify_index
+from megatron_tlm.data.pair_report import count_empty, report_lengths, verify
 from megatron_tlm.data.pair_writer import IndexedDatasetWriter
 from megatron_tlm.errors import DataError
 
@@ -56,32 +55,6 @@ def test_an_empty_pair_is_whole(tmp_path: Path) -> None:
         pass
     found = verify(IndexedDataset(tmp_path / "a"), vocab_size=100, eod_id=99)
     assert (found.tokens, found.largest_id, found.empty_documents) == (0, -1, 0)
-
-
-@pytest.mark.parametrize(
-    ("place", "dtype", "entry", "value", "message"),
-    [
-        (0, np.int32, 1, -1, "sequence 1 of -1 tokens is shorter than 0"),
-        (0, np.int32, 1, 2, "sequence 2 at byte 8, where those before it end at 10"),
-        (4 * 4, np.int64, 2, 12, "sequence 2 at byte 12, where those before it end at 8"),
-        (12 * 4, np.int64, 2, 3, "document 2 from sequence 3 to 3"),
-        (12 * 4, np.int64, 2, 4, "document 2 from sequence 4 to 3 runs backwards"),
-    ],
-)
-def test_a_damaged_index_is_found(
-    prefix: Path, place: int, dtype: type[np.integer], entry: int, value: int, message: str
-) -> None:
-    path = prefix.with_suffix(".idx")
-    raw = bytearray(path.read_bytes())
-    size = np.dtype(dtype).itemsize
-    at = HEADER.size + place + entry * size
-    raw[at : at + size] = dtype(value).tobytes()
-    path.write_bytes(raw)
-    if value == 3:  # a border moved between its neighbours is no contradiction
-        verify_index(IndexedDataset(prefix))
-        return
-    with pytest.raises(DataError, match=rf"a\.idx = {message}; the index is damaged"):
-        verify_index(IndexedDataset(prefix))
 
 
 def test_ids_outside_the_vocabulary_are_found(prefix: Path, tmp_path: Path) -> None:
