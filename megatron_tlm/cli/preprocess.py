@@ -2,10 +2,11 @@
 
 import signal
 import sys
-from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from argparse import SUPPRESS, ArgumentParser, Namespace
+from collections.abc import Iterator, Sequence
 from types import FrameType
 
+from megatron_tlm.config.megatron import REFUSED, REFUSED_VALUES, VALUE_ALIASES
 from megatron_tlm.config.parser import Parser, program
 from megatron_tlm.data.documents import MAX_LINE_BYTES
 from megatron_tlm.data.inputs import KNOWN
@@ -25,6 +26,8 @@ examples:
 The pair is Megatron's, byte for byte, and the same for any number of workers. It appears when it is complete. A run
 that ended early, however it did, is continued by the same command: what is finished is recognised by its content.
 """
+
+NOT_OFFERED = ("--vocab-file", "--merge-file")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -67,7 +70,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     tokenizer.add_argument("--tokenizer-model", metavar="FILE", help="its .model, tokenizer.json or saved folder")
     tokenizer.add_argument("--vocab-size", type=int, metavar="N", help="ids of a NullTokenizer")
     tokenizer.add_argument("--append-eod", action="store_true", help="end every document with the end-of-document id")
+    for flag in NOT_OFFERED:
+        tokenizer.add_argument(flag, nargs="+", help=SUPPRESS)
     output = parser.add_argument_group("output")
+    # What Megatron-DeepSpeed's scripts pass: the one format there is.
+    output.add_argument("--dataset-impl", choices=("mmap", "infer"), help=SUPPRESS)
     output.add_argument(
         "--output-prefix", required=True, metavar="PREFIX", help="writes PREFIX_KEY_document.bin and .idx"
     )
@@ -85,7 +92,17 @@ def main(arguments: Sequence[str]) -> int:
     """Parse and run; exit code 0, mistakes as TlmError."""
     parser = Parser(prog=program("preprocess"), description=__doc__, epilog=EXAMPLES)
     add_arguments(parser)
+    parser.checks.append(lambda namespace: tuple(_refusals(namespace)))
     return run(parser.parse(arguments))
+
+
+def _refusals(args: Namespace) -> Iterator[str]:
+    """A sentence for each of Megatron's flags that asks for what is not read here, as in training."""
+    for flag in NOT_OFFERED:
+        if values := getattr(args, flag.removeprefix("--").replace("-", "_")):
+            yield f"{' '.join((flag, *values))} is not offered: {REFUSED[flag]}"
+    if reason := REFUSED_VALUES["tokenizer_type"].get(args.tokenizer_type):
+        yield f"--tokenizer-type = {args.tokenizer_type} {reason}"
 
 
 def run(args: Namespace) -> int:
@@ -99,7 +116,8 @@ def run(args: Namespace) -> int:
 
 
 def _preprocess(args: Namespace) -> int:
-    tokenizer = load_tokenizer(args.tokenizer_type, args.tokenizer_model, vocab_size=args.vocab_size)
+    kind = VALUE_ALIASES["tokenizer_type"].get(args.tokenizer_type) or args.tokenizer_type
+    tokenizer = load_tokenizer(kind, args.tokenizer_model, vocab_size=args.vocab_size)
     options = Options(
         json_keys=args.json_keys,
         append_eod=args.append_eod,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from megatron_tlm.config.hints import NO_FLAG, other_name
 from megatron_tlm.config.nearest import did_you_mean
 from megatron_tlm.config.schema import fields_of, sections
 from megatron_tlm.config.values import Layer, Setting, from_yaml
@@ -143,5 +144,11 @@ def _unknown(section: str, key: str) -> str:
     if home:
         return f"is not a key of {section}; that key belongs under {home}:"
     every = [name for other in sections() for name in fields_of(other)]
+    flag = "--" + plain.lower().replace("_", "-")
+    if ours := other_name(flag, {"--" + name.replace("_", "-") for name in every}):
+        name = ours.replace(",", " ").split()[0].removeprefix("--").replace("-", "_")
+        return f"is not a key; write {name} under {_home(name)}:"
+    if flag in NO_FLAG:
+        return f"is not a key; {NO_FLAG[flag]}"
     own = did_you_mean(key, fields_of(section))
     return f"is not a key; {own if own.startswith('did') else did_you_mean(key, every)}"

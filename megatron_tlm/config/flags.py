@@ -26,9 +26,9 @@ _METAVARS = {int: "N", float: "X", str: "TEXT", tuple[str, ...]: "TEXT", tuple[i
 NOTES = """\
 notes:
   A flag outweighs --config, which outweighs --preset. A YAML has the groups above as sections and the flags as keys,
-  with underscores. --flag_name and --flag-name are the same. A switch, a flag without a value, is taken back by --no-
+  with underscores. --flag_name and --flag-name are the same. A switch that is a key of the YAML is taken back by --no-
   before its name (--bf16, --no-bf16), or without it where it has one (--no-save-optim, --save-optim). `none` takes back
-  a value that has no default.
+  a value that may be left open.
   Megatron's flags for what is always done here (--swiglu, --normalization RMSNorm, --use-flash-attn, --optimizer adam,
   --disable-bias-linear, ...) are accepted; one that asks for something else is refused by name.
 """

@@ -32,7 +32,7 @@ def test_a_megatron_users_command_line_works(corpus: Path, tmp_path: Path, capsy
     assert capsys.readouterr().out == f"{tmp_path}/tok.model\n"
     command = ["--input", str(corpus), "--json-keys", "text", "--output-prefix", f"{tmp_path}/out", "--workers", "2"]
     command += ["--tokenizer-type", "SentencePieceTokenizer", "--tokenizer-model", f"{tmp_path}/tok.model"]
-    command += ["--append-eod", "--keep-newlines", "--log-interval", "10"]
+    command += ["--append-eod", "--keep-newlines", "--log-interval", "10", "--dataset-impl", "mmap"]
     before = signal.getsignal(signal.SIGTERM)
     assert preprocess.main(command) == 0
     assert signal.getsignal(signal.SIGTERM) == before
@@ -55,6 +55,14 @@ def test_mistakes_are_errors(corpus: Path, tmp_path: Path) -> None:
         preprocess.main(command)
     with pytest.raises(ConfigError, match=r"--append-eot is not a flag .* --append-eod"):
         preprocess.main([*command, "--append-eot"])
+    with pytest.raises(
+        ConfigError, match=r"\(1\) --vocab-file v is not offered: .* --tokenizer-model .* \(2\) --merge-"
+    ):
+        preprocess.main([*command, "--vocab-file", "v", "--merge-file", "m"])
+    with pytest.raises(ConfigError, match=r"GPT2BPETokenizer is not read here; give --tokenizer-type HuggingFaceTok"):
+        preprocess.main([*command, "--tokenizer-type", "GPT2BPETokenizer"])
+    with pytest.raises(DataError, match="tokenizer_type = HuggingFaceTokenizer needs a file"):
+        preprocess.main([*command, "--tokenizer-type", "PretrainedFromHF"])
     with pytest.raises(ConfigError, match="tokenizer takes an action"):
         tokenizer.main([])
     with pytest.raises(ConfigError, match=r"tokenizer trian is not an action.*train"):
