@@ -5,9 +5,11 @@ all, so a single process needs no rendezvous and every collective on such an axi
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -118,6 +120,20 @@ def single_mesh() -> Mesh:
     """The mesh of one process: all axes of size 1, no rendezvous."""
     grid, alone = Grid(), AxisGroup.single()
     return Mesh(grid=grid, rank=0, coordinate=grid.coordinate(0), tensor=alone, data=alone, pipe=alone)
+
+
+@contextmanager
+def new_groups_wait(timeout: timedelta) -> Iterator[None]:
+    """Within: every process group that is made waits this long for a peer, whoever makes it.
+
+    A group does not inherit the world's timeout, and DeepSpeed, which makes a dozen, lets nobody give it one.
+    """
+    made_by_torch = dist.new_group
+    dist.new_group = partial(made_by_torch, timeout=timeout)
+    try:
+        yield
+    finally:
+        dist.new_group = made_by_torch
 
 
 def barrier() -> None:

@@ -53,6 +53,16 @@ def build_datasets(
     return Datasets(train, valid, test, builder.fingerprint(num_samples[0] or 0), tuple(builder.notes))
 
 
+def check_corpora(data: DataConfig, vocab_size: int, *, valid: bool) -> None:
+    """DataError for a corpus of train, or of `valid`, that is missing, damaged or has ids beyond `vocab_size`."""
+    if data.mock_data:
+        return
+    paths = _split_paths(data) or (data.data_path,)
+    wanted = {prefix for words in paths[: 1 + valid] if words for prefix in parse_blend(words).prefixes}
+    for prefix in sorted(wanted):
+        check_vocabulary(IndexedDataset(prefix), vocab_size)
+
+
 def data_facts(datasets: Datasets, consumed_samples: int) -> dict[str, Scalar]:
     """What a checkpoint keeps of its data, for `build_datasets` and the fingerprint's `check`."""
     facts = dict(datasets.fingerprint.values)

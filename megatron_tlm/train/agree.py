@@ -23,7 +23,7 @@ def agree(action: Callable[[], T]) -> T:
         result = action()
     except (TlmError, OSError) as error:
         fault = error
-    told = gather_object(None if fault is None else _sentence(fault))
+    told = gather_object(None if fault is None else sentence(fault))
     faults = {rank: text for rank, text in enumerate(told) if text is not None}
     if faults:
         first, text = next(iter(faults.items()))
@@ -33,7 +33,8 @@ def agree(action: Callable[[], T]) -> T:
     return result
 
 
-def _sentence(fault: Exception) -> str:
+def sentence(fault: Exception) -> str:
+    """The one sentence of a fault of the package or of the file system."""
     if isinstance(fault, TlmError):
         return str(fault)
     return f"{getattr(fault, 'filename', None) or 'file system'} = {fault}; free or mend it and start again"

@@ -1,24 +1,31 @@
 """What a run tells while it goes: a console line per interval, metrics.jsonl, TensorBoard. One rank writes.
 
 metrics.jsonl holds one object per step (step, loss, grad_norm, lr, tokens, seconds, tokens_per_second, ...) and one
-per evaluation (step, valid_loss, valid_ppl). A run that goes back to an older step takes back the lines after it.
+per evaluation (step, valid_loss, valid_ppl). A run that goes back to an older step takes back the lines after it; one
+that starts anew leaves a former run's files under another name.
 """
 
 import json
 import math
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from megatron_tlm.config.schema import LoggingConfig
+from megatron_tlm.train.board import SAMPLES_FOLDER, Board
 from megatron_tlm.train.engine import StepResult
+from megatron_tlm.train.former import set_aside_events, set_aside_logs
+from megatron_tlm.train.log_guard import LogGuard, quiet_board_thread
 from megatron_tlm.train.metrics import Speed, duration, measure, perplexity, short
 from megatron_tlm.train.multi_frequency import LevelReport
 from megatron_tlm.train.plot import PLOT_NAME, write_loss_plot
 
 METRICS_NAME = "metrics.jsonl"
+CONFIG_NAME = "config.yaml"
+BOARD = "TensorBoard"
 
 
 @dataclass(frozen=True)
@@ -99,24 +106,30 @@ class _Interval:
 class WritingLog:
     """Console, files and TensorBoard of one run that starts after `first_step` finished ones."""
 
-    def __init__(self, config: LoggingConfig, scale: Scale, first_step: int, resolved_config: str) -> None:
+    def __init__(
+        self, config: LoggingConfig, scale: Scale, first_step: int, resolved_config: str, *, first_samples: int = 0
+    ) -> None:
         self._config, self._scale = config, scale
         self._interval = _Interval()
+        self._guard, self._board_thread = LogGuard(self.say), ExitStack()
         self._ratios: dict[int, float] = {}
         self._metrics: TextIO | None = None
-        self._board: Any = None
+        self._board: Board | None = None
         self._folder = Path(config.log_dir) if config.log_dir else None
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            (self._folder / "config.yaml").write_text(resolved_config, encoding="utf-8")
+            moved = None if first_step else set_aside_logs(self._folder, (METRICS_NAME, CONFIG_NAME, PLOT_NAME))
+            if moved is not None:
+                self.say(moved)
+            (self._folder / CONFIG_NAME).write_text(resolved_config, encoding="utf-8")
             take_back(self._folder / METRICS_NAME, first_step)
             self._metrics = (self._folder / METRICS_NAME).open("a", encoding="utf-8", buffering=1)
         board = config.tensorboard_dir or (self._folder / "tensorboard" if self._folder else None)
         if board is not None:
-            # Takes a second to import; a run without it need not wait.
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._board = SummaryWriter(str(board), purge_step=first_step + 1)
+            if not first_step:
+                set_aside_events(Path(board), SAMPLES_FOLDER)
+            self._board_thread.enter_context(quiet_board_thread())
+            self._board = Board(Path(board), first_step, first_samples)
 
     def say(self, text: str) -> None:
         print(text, flush=True)
@@ -162,10 +175,12 @@ class WritingLog:
     def close(self) -> None:
         """Closes the files and draws the loss."""
         if self._metrics is not None and self._folder is not None:
-            self._metrics.close()
-            write_loss_plot(self._folder / METRICS_NAME, self._folder / PLOT_NAME)
+            metrics, plot = self._folder / METRICS_NAME, self._folder / PLOT_NAME
+            self._guard.close(METRICS_NAME, self._metrics.close)
+            self._guard.close(PLOT_NAME, lambda: write_loss_plot(metrics, plot))
         if self._board is not None:
-            self._board.close()
+            self._guard.close(BOARD, self._board.close)
+        self._board_thread.close()
 
     def _line(self, report: StepReport) -> str:
         """Loss and speed are means over the interval, lr and gradient norm are the step's."""
@@ -213,13 +228,13 @@ class WritingLog:
         if self._metrics is not None:
             # JSON has no infinity, and a perplexity can be it.
             finite = {key: value if _is_finite(value) else None for key, value in record.items()}
-            self._metrics.write(json.dumps(finite) + "\n")
+            line, write = json.dumps(finite) + "\n", self._metrics.write
+            self._guard.write(METRICS_NAME, lambda: write(line))
 
     def _write_scalars(self, step: int, samples: int, scalars: dict[str, float]) -> None:
         if self._board is not None:
-            for name, value in scalars.items():
-                self._board.add_scalar(name, value, step)
-                self._board.add_scalar(f"{name} vs samples", value, samples)
+            board = self._board
+            self._guard.write(BOARD, lambda: board.scalars(step, samples, scalars))
 
 
 def _is_finite(value: Any) -> bool:

@@ -5,30 +5,31 @@ once, without a last collective: the others would wait for it.
 """
 
 import os
-import sys
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import torch
 
-from megatron_tlm.checkpoint.facts import Scalar
+from megatron_tlm.checkpoint.facts import Facts, Scalar
 from megatron_tlm.checkpoint.manifest import read_manifest
-from megatron_tlm.comm.groups import Mesh, build_mesh, init_distributed, shutdown
+from megatron_tlm.comm.groups import Mesh, build_mesh, init_distributed, new_groups_wait, shutdown
 from megatron_tlm.config.check import check_training, global_batch_size
 from megatron_tlm.config.dump import dump
 from megatron_tlm.config.schema import Config
-from megatron_tlm.data.loader import Datasets, build_datasets, data_facts
+from megatron_tlm.data.loader import Datasets, build_datasets, check_corpora, data_facts
 from megatron_tlm.data.tokenizers import Tokenizer, load_tokenizer
 from megatron_tlm.errors import ConfigError, DataError, TlmError
 from megatron_tlm.plan.build import Plan, build_plan
-from megatron_tlm.train.agree import AgreedError, agree
+from megatron_tlm.train.agree import agree
 from megatron_tlm.train.build import build_engine, choose_backend
+from megatron_tlm.train.changes import changes_since
 from megatron_tlm.train.deepspeed_config import check_deepspeed
 from megatron_tlm.train.engine import Engine
+from megatron_tlm.train.former import check_save_folder
+from megatron_tlm.train.leave import leave
 from megatron_tlm.train.log import RunLog, Scale, SilentLog, WritingLog
 from megatron_tlm.train.loop import Run, train_loop
 from megatron_tlm.train.metrics import peak_tflops, short
@@ -38,11 +39,6 @@ from megatron_tlm.train.packing import pack_rules
 from megatron_tlm.train.saver import BackgroundSaver, Saver
 from megatron_tlm.train.saving import Progress, find_resume, resume
 from megatron_tlm.train.schedule import Schedule, build_schedule
-
-USER_ERROR, OTHER_ERROR = 2, 1
-
-# What gloo and NCCL say on the ranks that did nothing wrong when another one has gone.
-LOST_PEERS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
 
 
 @dataclass(frozen=True)
@@ -55,20 +51,22 @@ class Prepared:
     tokenizer: Tokenizer | None
     source: Path | None
     news: tuple[str, ...]
+    facts: Facts | None = None  # of the source
     before: Mapping[str, Scalar] = field(default_factory=dict)  # what the checkpoint keeps of its data
 
 
 T = TypeVar("T")
 
 
-def train(config: Config) -> int:
-    """Runs a training; 0 when it ended, or stopped as asked.
+def train(config: Config, announce: Callable[[], None] = lambda: None) -> int:
+    """Runs a training; 0 when it ended, or stopped as asked. `announce` is called once nothing is left to refuse.
 
     TlmError for a mistake seen before the process group stands. Later ones end this process: code 2 for a TlmError,
     1 for anything else.
     """
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     prepared = prepare(config, world_size)
+    announce()
     # Before the process group stands: a sample order may take minutes, and no collective shall wait for it.
     data = _attempt(lambda: _datasets(config, prepared))
     try:
@@ -76,7 +74,7 @@ def train(config: Config) -> int:
         _run(config, prepared, data)
         shutdown()
     except BaseException as error:
-        _leave(error, rank)
+        leave(error, rank)
     return 0
 
 
@@ -95,17 +93,31 @@ def prepare(config: Config, world_size: int) -> Prepared:
         )
     plan = build_plan(config, vocab_size, data=degree)
     pack_rules(config.data, eod_id(tokenizer), plan.shape.mixer)
+    _check_data(config, plan)
     news: list[str] = []
     source = find_resume(config.checkpoint, news)
+    check_save_folder(config.checkpoint, source)
+    schedule = build_schedule(config.optimizer, train_steps)
+    facts = None if source is None else read_manifest(source).facts
+    before: Mapping[str, Scalar] = {}
+    if facts is not None and not config.checkpoint.finetune:
+        before = facts.extra
+        news += changes_since(facts, config, schedule, batch)
     return Prepared(
         plan=plan,
-        schedule=build_schedule(config.optimizer, train_steps),
+        schedule=schedule,
         train_steps=train_steps,
         tokenizer=tokenizer,
         source=source,
         news=tuple(news),
-        before=read_manifest(source).facts.extra if source is not None and not config.checkpoint.finetune else {},
+        facts=facts,
+        before=before,
     )
+
+
+def _check_data(config: Config, plan: Plan) -> None:
+    """DataError for a corpus that is not there, or is another tokenizer's."""
+    check_corpora(config.data, plan.shape.vocab_size, valid=config.training.eval_iters > 0)
 
 
 def _tokenizer(config: Config) -> Tokenizer | None:
@@ -123,9 +135,12 @@ def eod_id(tokenizer: Tokenizer | None) -> int | None:
         return None
 
 
+def _timeout(config: Config) -> timedelta:
+    return timedelta(minutes=config.parallel.distributed_timeout_minutes)
+
+
 def _join(config: Config) -> None:
-    backend = choose_backend(config)
-    timeout = timedelta(minutes=config.parallel.distributed_timeout_minutes)
+    backend, timeout = choose_backend(config), _timeout(config)
     if "WORLD_SIZE" in os.environ:
         init_distributed(backend, timeout)
     else:
@@ -149,13 +164,15 @@ def _attempt(action: Callable[[], T]) -> Callable[[], T]:
 
 def _run(config: Config, prepared: Prepared, built: Callable[[], Datasets]) -> None:
     plan = prepared.plan
-    mesh = build_mesh(plan.grid)
-    data = agree(built)
-    engine = build_engine(config, plan, mesh, eod_id(prepared.tokenizer))
+    with new_groups_wait(_timeout(config)):
+        mesh = build_mesh(plan.grid)
+        data = agree(built)
+        engine = build_engine(config, plan, mesh, eod_id(prepared.tokenizer))
     progress = Progress() if prepared.source is None else resume(config, engine, plan, mesh, prepared.source)
     log = agree(lambda: _build_log(config, prepared, mesh, progress))
     levels = level_news(run_periods(config, plan), prepared.train_steps)
-    for text in (*prepared.news, *_opening(prepared, engine, progress), *data.notes, *levels):
+    opening = _opening(prepared, engine, progress, finetune=config.checkpoint.finetune)
+    for text in (*prepared.news, *opening, *data.notes, *levels):
         log.say(text)
     if data.train is None or progress.step >= prepared.train_steps:
         log.say(f"nothing to do: step {progress.step} of {prepared.train_steps} is done; raise --train-iters")
@@ -229,10 +246,10 @@ def _build_log(config: Config, prepared: Prepared, mesh: Mesh, progress: Progres
         peak_tflops=peak_tflops(torch.cuda.get_device_name()) if known_peak else None,
         train_steps=prepared.train_steps,
     )
-    return WritingLog(config.logging, scale, progress.step, dump(config))
+    return WritingLog(config.logging, scale, progress.step, dump(config), first_samples=progress.consumed_samples)
 
 
-def _opening(prepared: Prepared, engine: Engine, progress: Progress) -> list[str]:
+def _opening(prepared: Prepared, engine: Engine, progress: Progress, *, finetune: bool) -> list[str]:
     """What a person wants to see before the first step."""
     plan, grid = prepared.plan, prepared.plan.grid
     widths = plan.shape.widths
@@ -245,30 +262,10 @@ def _opening(prepared: Prepared, engine: Engine, progress: Progress) -> list[str
         f"optimizer: {type(engine.deepspeed.basic_optimizer).__module__.split('.')[0]} "
         f"{type(engine.deepspeed.basic_optimizer).__name__}, ZeRO {engine.deepspeed.zero_optimization_stage()}",
     ]
-    if prepared.source is not None:
-        lines.append(f"continued from {prepared.source} at step {progress.step}")
+    if prepared.source is not None and prepared.facts is not None:
+        lines.append(
+            f"weights from {prepared.source} (step {prepared.facts.step}); steps, data and schedule start anew"
+            if finetune
+            else f"continued from {prepared.source} at step {progress.step}"
+        )
     return lines
-
-
-def _leave(error: BaseException, rank: int) -> NoReturn:
-    """Says what happened and ends the process: its peers' connections close, which ends them too."""
-    code = USER_ERROR if isinstance(error, TlmError) else OTHER_ERROR
-    if isinstance(error, AgreedError):
-        if rank == 0:
-            _tell(str(error))
-    elif isinstance(error, TlmError):
-        _tell(f"rank {rank}: {error}")
-    elif isinstance(error, RuntimeError) and any(sign in str(error) for sign in LOST_PEERS):
-        _tell(f"rank {rank}: lost its peers ({str(error).splitlines()[0][:200]})")
-    elif isinstance(error, SystemExit | KeyboardInterrupt):
-        _tell(f"rank {rank}: interrupted")
-    else:
-        sys.stderr.write(f"rank {rank}:\n")
-        traceback.print_exception(error)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _tell(text: str) -> None:
-    sys.stderr.write(f"megatron-tlm: error: {' '.join(text.split())}\n")

@@ -14,6 +14,7 @@ from megatron_tlm.comm.groups import (
     build_mesh,
     gather_object,
     init_distributed,
+    new_groups_wait,
     shutdown,
     single_mesh,
 )
@@ -116,3 +117,15 @@ def hang(rank: int) -> None:
     import time
 
     time.sleep(60)
+
+
+def meet_within(rank: int, minutes: int) -> list[float]:
+    with new_groups_wait(timedelta(minutes=minutes)):
+        mesh, foreign = build_mesh(Grid(data=2)), torch.distributed.new_group([0, 1])
+    later = torch.distributed.new_group([0, 1])
+    groups = (mesh.data.connected(), foreign, later)
+    return [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() / 60 for group in groups]
+
+
+def test_groups_made_within_wait_as_long_as_asked_whoever_makes_them() -> None:
+    assert run_ranks(2, meet_within, 7) == [[7, 7, 30]] * 2

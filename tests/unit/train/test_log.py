@@ -96,9 +96,23 @@ def test_tensorboard_has_megatrons_scalars(tmp_path: Path) -> None:
     board.Reload()
     names = set(board.Tags()["scalars"])
     megatron = {"lm loss", "learning-rate", "batch-size", "grad-norm", "world-size", "iteration-time", "throughput"}
-    assert megatron | {"lm loss validation", "lm loss validation ppl", "lm loss vs samples"} <= names
+    assert megatron | {"lm loss validation", "lm loss validation ppl"} <= names
     assert [(event.step, event.value) for event in board.Scalars("lm loss")] == [(1, 1.0), (2, 2.0)]
-    assert [event.step for event in board.Scalars("lm loss vs samples")] == [4, 8]
+    by_samples = EventAccumulator(str(tmp_path / "tensorboard" / "by-samples"))
+    by_samples.Reload()
+    assert [event.step for event in by_samples.Scalars("lm loss vs samples")] == [4, 8]
+
+
+def test_a_run_from_scratch_leaves_a_former_runs_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, 0, 3)
+    former = (tmp_path / "metrics.jsonl").read_text()
+    write(tmp_path, 0, 1)
+    assert f"{tmp_path / 'metrics.jsonl'} of a former run is now metrics.1.jsonl\n" in capsys.readouterr().out
+    assert (tmp_path / "metrics.1.jsonl").read_text() == former
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+    board = EventAccumulator(str(tmp_path / "tensorboard" / "former-1"))
+    board.Reload()
+    assert [event.step for event in board.Scalars("lm loss")] == [1, 2, 3]
 
 
 def test_without_folders_only_the_console_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

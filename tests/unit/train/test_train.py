@@ -3,10 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from megatron_tlm.config.schema import CheckpointConfig, Config, DataConfig, ModelConfig, ParallelConfig, TrainingConfig
-from megatron_tlm.errors import CheckpointError, ConfigError
+from megatron_tlm.data.pair_writer import IndexedDatasetWriter
+from megatron_tlm.errors import CheckpointError, ConfigError, DataError
 from megatron_tlm.train.train import prepare
 
 CONFIG = Config(
@@ -47,6 +49,27 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused() -> None:
 def test_a_missing_checkpoint_is_told_before_any_rank_waits(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="--allow-fresh-start"):
         prepare(replace(CONFIG, checkpoint=CheckpointConfig(load=str(tmp_path / "none"))), 1)
+
+
+def test_a_used_save_folder_is_refused_before_any_rank_waits(tmp_path: Path) -> None:
+    (tmp_path / "step-00000005").mkdir()
+    with pytest.raises(CheckpointError, match=r"the newest of step 5, and this run starts from scratch; add --load"):
+        prepare(replace(CONFIG, checkpoint=CheckpointConfig(save=str(tmp_path))), 1)
+
+
+def test_a_missing_corpus_is_told_before_any_rank_waits(tmp_path: Path) -> None:
+    paths = {"data_path": (str(tmp_path / "none"),)}, {"train_data_path": ("1", str(tmp_path / "none"))}
+    for path in paths:
+        with pytest.raises(DataError, match=r"none.idx = no such file; give the prefix of a .bin/.idx pair"):
+            prepare(replace(CONFIG, data=DataConfig(**path)), 1)
+
+
+def test_a_corpus_of_another_vocabulary_is_told_before_any_rank_waits(tmp_path: Path) -> None:
+    with IndexedDatasetWriter(tmp_path / "corpus", np.dtype(np.uint16)) as writer:
+        writer.add_document(np.array([1, 300, 2]))
+    data = DataConfig(train_data_path=(str(tmp_path / "corpus"),), valid_data_path=(str(tmp_path / "none"),))
+    with pytest.raises(DataError, match=r"corpus = token id 300 is beyond the model's vocab_size = 300"):
+        prepare(replace(CONFIG, data=data, training=replace(CONFIG.training, eval_iters=0)), 1)
 
 
 def test_a_pipeline_with_zero_2_is_refused() -> None:

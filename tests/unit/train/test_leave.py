@@ -1,0 +1,35 @@
+"""What a rank that failed says: one sentence, unless it is a fault of the package's own."""
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from megatron_tlm.errors import DataError
+from megatron_tlm.train.agree import AgreedError
+from megatron_tlm.train.leave import leave
+
+CASES: list[tuple[BaseException, int, str]] = [
+    (DataError("a = 1 is wrong;\nmend it"), 2, "megatron-tlm: error: rank 1: a = 1 is wrong; mend it\n"),
+    (AgreedError("rank 0 says this"), 2, ""),
+    (RuntimeError("Connection closed by peer [1.2.3.4]"), 1, "lost its peers (Connection closed by peer [1.2.3.4])\n"),
+    (OSError(28, "No space left on device", "log/metrics.jsonl"), 1, "rank 1: log/metrics.jsonl = [Errno 28] No space"),
+    (torch.OutOfMemoryError("CUDA out of memory.\nMore"), 1, "exhausted (CUDA out of memory.); lower --micro-batch"),
+    (KeyboardInterrupt(), 1, "rank 1: interrupted\n"),
+    (ValueError("a bug"), 1, "rank 1:\nValueError: a bug\n"),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "told"), CASES, ids=lambda case: type(case).__name__)
+def test_how_a_rank_leaves(
+    error: BaseException, code: int, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes: list[int] = []
+    record: Callable[[int], None] = codes.append
+    monkeypatch.setattr(os, "_exit", record)
+    leave(error, 1)  # type: ignore[unreachable]
+    said = capsys.readouterr().err
+    assert codes == [code]
+    assert told in said if told else not said
+    assert ("Error: a bug" in said) or said.count("\n") <= 1
