@@ -16,7 +16,10 @@ def read_curves(metrics: Path) -> tuple[Curve, Curve]:
     valid: Curve = ([], [])
     with metrics.open(encoding="utf-8") as lines:
         for line in lines:
-            record = json.loads(line)
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue  # cut short by a full disk or a kill
             for key, (steps, losses) in (("loss", train), ("valid_loss", valid)):
                 if record.get(key) is not None:
                     steps.append(record["step"])
