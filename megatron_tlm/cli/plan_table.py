@@ -82,7 +82,7 @@ def _layers(plan: Plan, unicode: bool) -> list[str]:
         halves = [costs[0].flops, *([sum(cost.flops for cost in costs[1:])] if width else [])]
         flops = " ".join(f"{half / size:9.1f}" for half in halves)
         parameters = scaled(sum(cost.parameters for cost in costs))
-        activations = gibibytes(sum(cost.activation_bytes for cost in costs))
+        activations = gibibytes(sum(cost.activation_bytes for cost in costs), least=1)
         stages = "|".join(dict.fromkeys(str(_stage_of(plan, index)) for index in indices))
         lines.append(
             f"{label:9} {width or '':>6}  {bar:{BAR_LENGTH}}  {flops:19}  {parameters:>10}  {activations:>11}  "

@@ -57,8 +57,12 @@ def _limit(plan: Plan) -> str:
         return ""
     heaviest = max(plan.stages[slowest], key=lambda i: plan.pieces[i].forward + plan.pieces[i].backward)
     share = (plan.pieces[heaviest].forward + plan.pieces[heaviest].backward) / times[slowest]
-    measure = "predicted time" if plan.setting.in_seconds else "work done (causal scores, recomputation)"
-    text = f"By {measure} stage {slowest} sets the pace with {times[slowest] / mean:.3f} of the mean stage"
+    measure = (
+        "predicted time"
+        if plan.setting.in_seconds
+        else "work really done (masked scores left out, recomputation counted)"
+    )
+    text = f"By {measure}, stage {slowest} sets the pace with {times[slowest] / mean:.3f} of the mean stage"
     if share > 0.5:
         return f"{text}, {share:.0%} of it {plan.units[heaviest].name}, which no cut can part."
     return f"{text}; a unit there is at most {share:.0%} of a stage, so stages cannot be evened out further than that."

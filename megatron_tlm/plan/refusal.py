@@ -17,10 +17,10 @@ from megatron_tlm.plan.units import Unit
 LARGEST_PIPELINE = 64
 
 
-def gibibytes(size: float) -> str:
-    """A size as people read it: GiB, below a tenth of one MiB, below a tenth of that KiB."""
+def gibibytes(size: float, least: float = 0.1) -> str:
+    """A size as people read it: GiB, below `least` of one MiB, below `least` of that KiB."""
     for unit, name in ((GIBIBYTE, "GiB"), (2**20, "MiB")):
-        if size >= unit / 10:
+        if size >= unit * least:
             return f"{size / unit:.2f} {name}"
     return f"{size / 2**10:.2f} KiB" if size else "0"
 

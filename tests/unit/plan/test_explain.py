@@ -49,8 +49,8 @@ def test_few_micro_batches_are_the_bubble():
 
 
 def test_the_two_measures_of_a_stage_are_named():
-    assert "By work done (causal scores, recomputation) stage" in explain(plan(3))[0]
-    assert "By predicted time stage" in explain(plan(3, hardware="h100"))[0]
+    assert "By work really done (masked scores left out, recomputation counted), stage" in explain(plan(3))[0]
+    assert "By predicted time, stage" in explain(plan(3, hardware="h100"))[0]
 
 
 def test_a_peak_after_the_activations_are_gone_says_so():
