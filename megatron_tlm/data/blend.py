@@ -54,6 +54,12 @@ def parse_blend(words: Sequence[str], address: str = "data.data_path") -> Blend:
         if prefixes.count(prefix) > 1:
             raise DataError(f"{address} = {prefix!r} is given {prefixes.count(prefix)} times; add its weights up")
     normalised = np.array(weights, np.float64)
+    total = sum(weights)
+    if not math.isfinite(total) or min(weights) / total == 0:
+        raise DataError(
+            f"{address} = weights from {min(weights):g} to {max(weights):g} are too far apart or too large to be "
+            "shares of 1; give numbers such as 0.7 and 0.3"
+        )
     return Blend(prefixes, tuple((normalised / normalised.sum()).tolist()))
 
 

@@ -9,7 +9,7 @@ parquet     .parquet             its own
 import gzip
 import io
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from glob import glob, has_magic
@@ -51,12 +51,14 @@ class Source:
         return "standard input" if self.is_stream else str(self.path)
 
 
-def expand_inputs(patterns: Sequence[str]) -> tuple[Source, ...]:
+def expand_inputs(patterns: Sequence[str], tell: Callable[[str], None] = lambda text: None) -> tuple[Source, ...]:
     """The files that paths, globs and folders name, each pattern's in sorted order; every file once; `-` is lines.
 
-    A folder stands for the files of a known kind at any depth below it, hidden ones left out.
+    A folder stands for the files of a known kind at any depth below it, hidden ones left out. `tell` hears of files
+    named more than once.
     """
     sources: dict[Path, Source] = {}
+    again: dict[Path, None] = {}
     for pattern in patterns:
         if pattern == STANDARD_INPUT:
             sources[Path(pattern)] = Source(Path(pattern), "lines")
@@ -65,7 +67,11 @@ def expand_inputs(patterns: Sequence[str]) -> tuple[Source, ...]:
         found = [source for match in matches for source in _sources(Path(match))]
         if not found:
             raise DataError(f"input = {pattern!r} matches no file of text; give files, globs or folders of {KNOWN}")
+        again |= {source.path: None for source in found if source.path in sources}
         sources |= {source.path: source for source in found}
+    if again:
+        more = f" and {len(again) - 1} more" if len(again) > 1 else ""
+        tell(f"input: {next(iter(again))}{more} named more than once, read once")
     return tuple(sources.values())
 
 

@@ -82,7 +82,9 @@ def preprocess(
     (file and line) unless told otherwise, a dying worker, a full disk, or inputs without a document; then no output
     appears.
     """
-    sources = expand_inputs(inputs)
+    if not output_prefix:
+        raise DataError("output_prefix = '' names no file; give the start of its path, such as corpus")
+    sources = expand_inputs(inputs, listener.tell)
     if options.append_eod:
         _ = tokenizer.eod_id  # raises before any work where there is none
     try:

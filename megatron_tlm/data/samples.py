@@ -5,6 +5,8 @@ The documents of a split are repeated for as many epochs as the samples need, sh
 shuffled as well. Everything random comes from one `RandomState(seed)`, in Megatron's order.
 """
 
+import math
+import os
 import re
 from dataclasses import dataclass
 
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 from megatron_tlm.errors import DataError
 
 SPLIT_NAMES = ("train", "valid", "test")
+BYTES_PER_DOCUMENT, BYTES_PER_SAMPLE = 20, 48  # at the peak, while an order is made
 SEPARATE_BELOW = 0.8  # a last epoch used to less than this share is shuffled apart, so early steps see no rare repeats
 
 
@@ -36,8 +39,9 @@ class SampleIndex:
 
 def split_documents(split: str, num_sequences: int) -> tuple[range, range, range]:
     """Train, valid and test sequences for a string such as `969,30,1`: contiguous, in file order."""
-    shares = [float(number) for number in re.findall(r"[0-9]*\.?[0-9]+|[0-9]+\.", split)]
-    if not 1 <= len(shares) <= 3 or sum(shares) <= 0 or re.search(r"[^0-9.,/\s]", split):
+    words = re.split(r"\s*[,/]\s*|\s+", split.strip())
+    shares = [float(word) for word in words if re.fullmatch(r"[0-9]+\.?[0-9]*|\.[0-9]+", word)]
+    if len(shares) < len(words) or len(shares) > 3 or not 0 < sum(shares) < math.inf:
         raise DataError(f"data.split = {split!r} is not one to three shares with a positive sum; give e.g. 969,30,1")
     vector = np.array(shares + [0.0] * (3 - len(shares)), dtype=np.float64)
     borders = [0.0]
@@ -71,6 +75,7 @@ def build_sample_index(
     num_epochs = 1
     if num_samples is not None:
         num_epochs = max(1, -(-(num_samples * seq_length + 1) // tokens_per_epoch))
+        _check_memory(num_samples, seq_length, num_epochs, len(documents), tokens_per_epoch, corpus)
     border = (
         None
         if num_samples is None or num_epochs == 1
@@ -90,6 +95,25 @@ def build_sample_index(
 
     samples = _cut_samples(lengths, order, seq_length)
     return SampleIndex(order, samples, _shuffle_samples(len(samples) - 1, border, random), num_epochs)
+
+
+def _check_memory(
+    num_samples: int, seq_length: int, num_epochs: int, documents: int, tokens_per_epoch: int, corpus: str
+) -> None:
+    """DataError for an order that this machine cannot hold while it is made."""
+    made = num_epochs * tokens_per_epoch // seq_length
+    needed, present = BYTES_PER_DOCUMENT * num_epochs * documents + BYTES_PER_SAMPLE * made, memory_bytes()
+    if needed > present:
+        raise DataError(
+            f"num_samples = {num_samples} of {seq_length} tokens are {num_epochs} epochs of {corpus}, whose order "
+            f"takes {needed / 1e9:.0f} GB where this machine has {present / 1e9:.0f}; lower train_iters (or eval_iters), "
+            "or give more text"
+        )
+
+
+def memory_bytes() -> int:
+    """Of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _last_epoch_border(num_samples: int, num_epochs: int, tokens_per_epoch: int, seq_length: int) -> int | None:

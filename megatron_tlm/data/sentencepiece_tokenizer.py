@@ -94,7 +94,7 @@ def train_sentencepiece(
     decoding gives back every text. `max_documents` trains on a fixed random choice of them.
     """
     tell = report or (lambda line: None)
-    sources = expand_inputs(inputs)
+    sources = expand_inputs(inputs, tell)
     tell(f"reading {len(sources)} file(s)")
     texts = _choose(read_texts(sources, json_keys), max_documents)
     num_bytes = sum(len(text.encode()) for text in texts)

@@ -16,11 +16,14 @@ END_PIECES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<eod>", "<EO
 def read_model(path: str | Path) -> bytes:
     """A model's file, whole."""
     try:
-        return Path(path).read_bytes()
+        model = Path(path).read_bytes()
     except OSError as error:
         raise DataError(
             f"tokenizer_model = {path} cannot be read ({error.strerror}); give the tokenizer's file"
         ) from None
+    if not model:
+        raise DataError(f"tokenizer_model = {path} is empty (0 bytes); give the tokenizer's file")
+    return model
 
 
 def save_tokenizer(

@@ -34,6 +34,8 @@ def test_weights_are_normalised(words: list[str]) -> None:
         (["nan", "a", "2", "b"], "weight nan of 'a'"),
         (["inf", "a", "2", "b"], "weight inf of 'a'"),
         (["1", "a", "0", "b"], "weight 0 of 'b' is not above 0"),
+        (["1e308", "a", "1e308", "b"], "weights from 1e\\+308 to 1e\\+308 are too far apart or too large to be shares"),
+        (["1e-320", "a", "1e300", "b"], "weights from .*e-321 to 1e\\+300 are too far apart"),
         (["1", "a", "2", "a"], "'a' is given 2 times"),
     ],
 )

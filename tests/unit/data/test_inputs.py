@@ -19,6 +19,23 @@ def test_globs_are_sorted_and_every_file_comes_once(tmp_path: Path) -> None:
     assert [source.path.name for source in found] == ["c.txt", "a.jsonl.gz", "b.jsonl"]
 
 
+def test_files_named_again_are_told_and_read_once(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("x")
+    a, told = str(tmp_path / "a.txt"), list[str]()
+    assert [source.path.name for source in expand_inputs([a, str(tmp_path / "b.txt")], told.append)] == [
+        "a.txt",
+        "b.txt",
+    ]
+    assert not told
+    assert len(expand_inputs([a, a], told.append)) == 1
+    assert len(expand_inputs([str(tmp_path), str(tmp_path / "*.txt")], told.append)) == 2
+    assert told == [
+        f"input: {a} named more than once, read once",
+        f"input: {a} and 1 more named more than once, read once",
+    ]
+
+
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [

@@ -254,6 +254,20 @@ def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
     assert peaks[1] - peaks[0] < 4000  # KB, where the input is 10 000 more and its ids are twice that
 
 
+def test_a_prefix_that_names_no_file_is_refused(corpus: Path) -> None:
+    with pytest.raises(DataError, match=r"output_prefix = '' names no file; give the start of its path"):
+        preprocess([str(corpus)], "", ByteTokenizer())
+
+
+def test_an_input_given_twice_is_told(corpus: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+    listener = Listener(tell=told.append)
+    result = preprocess([str(corpus)] * 2, str(tmp_path / "out"), ByteTokenizer(), Options(workers=1), listener)
+    once = preprocess([str(corpus)], str(tmp_path / "once"), ByteTokenizer(), Options(workers=1))
+    assert result.counts.documents == once.counts.documents
+    assert told == [f"input: {corpus} named more than once, read once"]
+
+
 def test_a_line_limit_below_one_is_refused() -> None:
     with pytest.raises(DataError, match="max_line_bytes = 0 is below 1; give a positive size"):
         Options(max_line_bytes=0)

@@ -101,12 +101,14 @@ def test_splits_are_cut_at_rounded_borders() -> None:
     assert [len(part) for part in split_documents("969,30,1", 113)] == [109, 4, 0]  # MDS and NeoX: 110, 3, 0
 
 
-@pytest.mark.parametrize("split", ["98,2", "0.98,0.02,0", "98/2", " 98, 2 , 0 "])
+@pytest.mark.parametrize("split", ["98,2", "98 2", "98.,2.", "0.98,0.02,0", "98/2", " 98, 2 , 0 "])
 def test_splits_can_be_written_in_several_ways(split: str) -> None:
     assert split_documents(split, 100) == (range(98), range(98, 100), range(100, 100))
 
 
-@pytest.mark.parametrize("split", ["", "0,0,0", "1,2,3,4", "-1,2,0", "train", "1;2"])
+@pytest.mark.parametrize(
+    "split", ["", "0,0,0", "1,2,3,4", "-1,2,0", "train", "1;2", "1.2.3", "1,,1", "1,", "1 . 2", "9" * 400]
+)
 def test_a_split_that_is_none_is_refused(split: str) -> None:
     with pytest.raises(DataError, match=r"data\.split = .* is not one to three shares"):
         split_documents(split, 10)
@@ -122,3 +124,16 @@ def test_a_sequence_longer_than_the_corpus_is_refused_with_both_numbers() -> Non
     assert len(build_sample_index(LENGTHS, range(9), num_samples=None, seq_length=59, seed=1)) == 1
     with pytest.raises(DataError, match=r"seq_length = 60 .* takes 61 tokens .* holds 60 in 9 sequences"):
         build_sample_index(LENGTHS, range(9), num_samples=None, seq_length=60, seed=1)
+
+
+@pytest.mark.parametrize("num_samples", [10**18, 10**9])
+def test_an_order_that_no_memory_holds_is_refused_with_numbers(
+    num_samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megatron_tlm.data.samples.memory_bytes", lambda: 8 * 10**9)
+    epochs = (6 * num_samples + 60) // 60
+    message = (
+        rf"num_samples = {num_samples} of 6 tokens are {epochs} epochs of c, whose order takes \d+ GB .* has 8; lower"
+    )
+    with pytest.raises(DataError, match=message):
+        build_sample_index(LENGTHS, range(9), num_samples=num_samples, seq_length=6, seed=1, corpus="c")

@@ -111,6 +111,11 @@ def test_long_documents_are_not_skipped(tmp_path: Path) -> None:
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"tokenizer_model = .*none\.model cannot be read \(No such file"):
         SentencePieceTokenizer(tmp_path / "none.model")
+    (tmp_path / "a.model").write_bytes(b"")
+    with pytest.raises(
+        DataError, match=r"tokenizer_model = .*a\.model is empty \(0 bytes\); give the tokenizer's file"
+    ):
+        SentencePieceTokenizer(tmp_path / "a.model")
     (tmp_path / "a.model").write_bytes(b"no model at all")
     with pytest.raises(DataError, match="is no sentencepiece model"):
         SentencePieceTokenizer(tmp_path / "a.model")
