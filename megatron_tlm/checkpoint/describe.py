@@ -1,4 +1,4 @@
-"""What a checkpoint is and what it lacks, from its manifest and the lengths of its files: no tensor is read."""
+"""What a checkpoint is and what it lacks, from its manifest and its files' lengths and hashes."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_tlm.checkpoint.facts import facts_to_json
-from megatron_tlm.checkpoint.load import file_faults, find
+from megatron_tlm.checkpoint.load import check_hashes, file_faults, find
 from megatron_tlm.checkpoint.manifest import MANIFEST_NAME, Manifest, TensorId, read_manifest
 from megatron_tlm.checkpoint.root import step_directories
 from megatron_tlm.errors import CheckpointError
@@ -29,11 +29,15 @@ class RoleSummary:
 
 @dataclass(frozen=True)
 class Description:
-    """One checkpoint; `faults` are sentences on its files, `absent` tensors that others of its kind have."""
+    """One checkpoint; `faults` are sentences on its files, `absent` tensors that others of its kind have.
+
+    `hashed` where faults in the files' contents would have been seen.
+    """
 
     path: Path
     manifest: Manifest
     faults: tuple[str, ...]
+    hashed: bool
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
@@ -98,18 +102,31 @@ class Description:
         }
 
 
-def describe(root: Path, step: int | None = None, *, tell: Callable[[str], None]) -> Description:
+def describe(root: Path, step: int | None = None, *, tell: Callable[[str], None], hashes: bool = True) -> Description:
     """The checkpoint that `find` would load, else the newest that can be described at all, with its faults.
 
-    CheckpointError where no manifest can be read.
+    `hashes` as in `find`. CheckpointError where no manifest can be read.
     """
     root = Path(root)
     try:
-        path = find(root, step, tell=tell)
+        path = find(root, step, tell=tell, hashes=hashes)
     except CheckpointError:
         path = _newest_readable(root, step)
-    manifest = read_manifest(path)
-    return Description(path, manifest, tuple(file_faults(path, manifest)))
+        manifest = read_manifest(path)
+        faults = tuple(file_faults(path, manifest))
+        if hashes and not faults:
+            faults = _contents_fault(path, manifest)
+        return Description(path, manifest, faults, hashed=hashes)
+    return Description(path, read_manifest(path), (), hashed=hashes)
+
+
+def _contents_fault(path: Path, manifest: Manifest) -> tuple[str, ...]:
+    """The first file of full length that is not what was written."""
+    try:
+        check_hashes(path, manifest)
+    except CheckpointError as fault:
+        return (str(fault),)
+    return ()
 
 
 def _newest_readable(root: Path, step: int | None) -> Path:

@@ -49,15 +49,16 @@ def convert(
     step: int | None = None,
     progress: Progress | None = None,
     workers: int | None = None,
+    hashes: bool = True,
 ) -> Path:
     """Rewrites one checkpoint (by default the newest complete) of `source_root` under `target_root`; returns it.
 
     `progress(done, all)` counts bytes and is called from the writing threads. Memory: `workers` blocks of a few MB.
     `stages` are as in `plan_target`. With `pad_widths` every MLP gets the neurons of zeros that the tensor degree asks
-    for.
+    for. The source's hashes are checked first, for damage would be given new ones; `hashes` off where they just were.
     PlanError or CheckpointError before a byte is written; after an error the target is as it was before.
     """
-    source = find(source_root, step)
+    source = find(source_root, step, hashes=hashes)
     target_root = Path(target_root)
     with Reader(source) as reader:
         shape = reader.manifest.facts.shape
@@ -121,8 +122,8 @@ def _moved(reader: TensorSource, tensor: TensorId, box: Box, count: ByteCounter)
 def _check_target(source: Path, source_root: Path, target_root: Path, step: int, size_bytes: int) -> None:
     place = target_root.resolve()
     for taken in (Path(source_root).resolve(), source.resolve()):
-        if place == taken or (taken == source.resolve() and taken in place.parents):
-            raise CheckpointError(f"save_dir = {target_root} is the source itself; give another directory")
+        if place == taken or taken in place.parents:
+            raise CheckpointError(f"save_dir = {target_root} is the source itself or inside it; give another directory")
     if any(step_of(directory) == step for directory in step_directories(target_root)):
         raise CheckpointError(f"save_dir = {target_root} already has {step_name(step)}; give another directory")
     existing = next(parent for parent in (place, *place.parents) if parent.exists())

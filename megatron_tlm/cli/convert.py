@@ -2,7 +2,7 @@
 
 import sys
 import time
-from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, Namespace
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -47,8 +47,8 @@ layout. Weights, float32 masters and every optimizer state are kept bit for bit,
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The flags of the command, under the names of Megatron's converter."""
-    parser.add_argument("--load-dir", type=Path, required=True, metavar="DIR", help="folder a run was saved in")
-    parser.add_argument("--save-dir", type=Path, required=True, metavar="DIR", help="folder to write, not the same")
+    parser.add_argument("--load-dir", type=_folder, required=True, metavar="DIR", help="folder a run was saved in")
+    parser.add_argument("--save-dir", type=_folder, required=True, metavar="DIR", help="folder to write, not the same")
     parser.add_argument(
         "--target-tensor-parallel-size", type=int, metavar="N", help="ranks that share each layer (default: as saved)"
     )
@@ -115,6 +115,7 @@ def run(args: Namespace) -> int:
             pad_widths=args.pad_widths,
             step=before.facts.step,
             progress=meter,
+            hashes=False,  # find has just read every byte
         )
     seconds = time.perf_counter() - started
     after = check_complete(target)
@@ -129,6 +130,13 @@ def run(args: Namespace) -> int:
     else:
         print("        not verified; --verify reads both again and compares every tensor")
     return 0
+
+
+def _folder(text: str) -> Path:
+    """An empty value, as of a variable of the shell that is not set, would mean this folder."""
+    if not text:
+        raise ArgumentTypeError("= '' but a folder is needed; give one")
+    return Path(text)
 
 
 def _notes(args: Namespace) -> list[str]:

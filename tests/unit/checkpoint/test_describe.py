@@ -7,7 +7,7 @@ import pytest
 from megatron_tlm.checkpoint.describe import describe
 from megatron_tlm.errors import CheckpointError
 from megatron_tlm.plan.grid import Grid
-from tests.unit.checkpoint.made import facts, model_shape, save, values
+from tests.unit.checkpoint.made import facts, flip, model_shape, save, values
 
 
 def test_sizes_and_counts_are_those_of_the_tensors(tmp_path: Path) -> None:
@@ -63,6 +63,17 @@ def test_a_whole_one_is_preferred_to_a_newer_damaged_one(tmp_path: Path) -> None
     assert describe(tmp_path, tell=told.append).path.name == "step-00000005"
     assert "passed over step-00000006" in told[0]
     assert describe(tmp_path, 6, tell=pytest.fail).path == newer
+
+
+def test_damage_inside_a_file_is_a_fault_unless_only_lengths_are_looked_at(tmp_path: Path) -> None:
+    path = save(tmp_path, values(model_shape()), facts(model_shape()))
+    flip(path / "part-00001.safetensors")
+    found = describe(tmp_path, tell=lambda _: None)
+    assert found.hashed
+    assert len(found.faults) == 1
+    assert "part-00001.safetensors: sha256 = " in found.faults[0]
+    assert not found.to_json()["complete"]
+    assert describe(tmp_path, tell=pytest.fail, hashes=False).faults == ()
 
 
 def test_nothing_there_is_an_error(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from megatron_tlm.checkpoint.verify import tensor_hash, verify
 from megatron_tlm.checkpoint.widen import padded_widths
 from megatron_tlm.errors import CheckpointError, PlanError
 from megatron_tlm.plan.grid import Grid
-from tests.unit.checkpoint.made import facts, model_shape, row_halves, save, values
+from tests.unit.checkpoint.made import facts, flip, model_shape, row_halves, save, values
 
 LAYOUTS = st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 3), st.integers(1, 3))
 
@@ -143,15 +143,22 @@ def test_a_degree_of_none_is_refused(source: Path) -> None:
         convert(source, source.parent / "b", tensor=1, pipe=1, data=0)
 
 
-@pytest.mark.parametrize("target", ["a", "a/../a", "a/step-00000010", "a/step-00000010/deeper"])
+@pytest.mark.parametrize("target", ["a", "a/../a", "a/step-00000010", "a/step-00000010/deeper", "a/b"])
 def test_writing_into_the_source_is_refused(source: Path, target: str) -> None:
-    with pytest.raises(CheckpointError, match=r"save_dir = .* is the source itself; give another directory"):
+    with pytest.raises(CheckpointError, match=r"save_dir = .* is the source itself or inside it; give"):
         convert(source, source.parent / target, tensor=2, pipe=1)
 
 
+def test_a_damaged_source_is_refused_before_a_byte_is_written(tmp_path: Path) -> None:
+    flip(save(tmp_path / "a", values(model_shape()), facts(model_shape())) / "part-00000.safetensors")
+    with pytest.raises(CheckpointError, match=r"part-00000\.safetensors: sha256 = .* damaged since"):
+        convert(tmp_path / "a", tmp_path / "b", tensor=2, pipe=1)
+    assert not (tmp_path / "b").exists()
+
+
 def test_a_target_that_is_a_file_is_refused(source: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"save_dir = .*latest is not a directory"):
-        convert(source, source / "latest", tensor=2, pipe=1)
+    with pytest.raises(CheckpointError, match=r"save_dir = /dev/null is not a directory"):
+        convert(source, Path("/dev/null"), tensor=2, pipe=1)
 
 
 def test_a_full_disk_is_refused_before(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +246,7 @@ MEASURED = textwrap.dedent("""
     torch.set_num_threads(1)
     os.fsync = lambda _: None
     from megatron_tlm.checkpoint.relayout import convert
-    from tests.unit.checkpoint.made import Piece, facts, model_shape
+    from tests.unit.checkpoint.made import Piece, facts, flip, model_shape
     from megatron_tlm.checkpoint.save import begin, commit, write_part
     from megatron_tlm.plan.units import build_units
 

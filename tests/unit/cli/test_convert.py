@@ -8,7 +8,7 @@ import pytest
 from megatron_tlm.checkpoint.load import Reader, find
 from megatron_tlm.cli.main import main
 from megatron_tlm.plan.grid import Grid
-from tests.unit.checkpoint.made import facts, model_shape, save, values
+from tests.unit.checkpoint.made import facts, flip, model_shape, save, values
 
 ONE = ["--target-tensor-parallel-size", "1", "--target-pipeline-parallel-size", "1"]
 
@@ -86,6 +86,27 @@ def test_a_directory_passed_over_is_told(run: Path, capsys: pytest.CaptureFixtur
     assert convert(run, *ONE) == 0
     assert "note: passed over step-00000010: " in capsys.readouterr().err
     assert find(run.parent / "b").name == "step-00000005"
+
+
+def test_a_damaged_step_is_passed_over_and_never_given_new_hashes(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flip(run / "step-00000010" / "part-00003.safetensors")
+    assert convert(run, *ONE, "--ckpt-step", "10", "--no-verify") == 2
+    assert "damaged since" in capsys.readouterr().err
+    assert not (run.parent / "b").exists()
+    assert convert(run, *ONE, "--no-verify") == 0
+    assert re.search("note: passed over step-00000010: .* damaged since", capsys.readouterr().err)
+    assert find(run.parent / "b").name == "step-00000005"
+
+
+@pytest.mark.parametrize("flag", ["--save-dir", "--load-dir"])
+def test_a_folder_without_a_name_is_refused(
+    run: Path, flag: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run)
+    assert convert(run.parent / "a", *ONE, flag, "") == 2
+    assert f"{flag}: = '' but a folder is needed" in capsys.readouterr().err
 
 
 def test_the_logical_form_is_one_part_of_whole_tensors(run: Path) -> None:

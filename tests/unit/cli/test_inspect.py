@@ -33,7 +33,7 @@ def test_the_report(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "weight      30 tensors, BF16, 4.8 kB",
         "master      30 tensors, F32, 9.5 kB",
         "note        no tokenizer",
-        "complete    every file is there at full length",
+        "complete    every file is there as it was written, by hash",
     ):
         assert line in out.splitlines(), out
     assert "            part-00001.safetensors  " in out
