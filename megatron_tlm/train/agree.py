@@ -37,4 +37,10 @@ def sentence(fault: Exception) -> str:
     """The one sentence of a fault of the package or of the file system."""
     if isinstance(fault, TlmError):
         return str(fault)
-    return f"{getattr(fault, 'filename', None) or 'file system'} = {fault}; free or mend it and start again"
+    name = getattr(fault, "filename", None)
+    if name is None:
+        return (
+            f"a file = {fault}, which one the system does not say; look at the disks of --save, --log-dir, "
+            "--data-cache-path and the data, and start again"
+        )
+    return f"{name} = {fault}; free or mend it and start again"

@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -132,7 +132,9 @@ class WritingLog:
             self._board = Board(Path(board), first_step, first_samples)
 
     def say(self, text: str) -> None:
-        print(text, flush=True)
+        # The console may be a file, on the disk that is full.
+        with suppress(OSError):
+            print(text, flush=True)
 
     def step(self, report: StepReport) -> None:
         speed = self._scale.speed(1, report.seconds)

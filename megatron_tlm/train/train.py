@@ -14,8 +14,10 @@ from typing import TypeVar
 import torch
 
 from megatron_tlm.checkpoint.facts import Facts, Scalar
+from megatron_tlm.checkpoint.folder import require_writable
 from megatron_tlm.checkpoint.manifest import read_manifest
 from megatron_tlm.comm.groups import Mesh, build_mesh, init_distributed, new_groups_wait, shutdown
+from megatron_tlm.comm.torchrun import stop_with_launcher
 from megatron_tlm.config.check import check_training, global_batch_size
 from megatron_tlm.config.dump import dump
 from megatron_tlm.config.schema import Config
@@ -65,6 +67,7 @@ def train(config: Config, announce: Callable[[], None] = lambda: None) -> int:
     1 for anything else.
     """
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    stop_with_launcher()
     prepared = prepare(config, world_size)
     announce()
     # Before the process group stands: a sample order may take minutes, and no collective shall wait for it.
@@ -97,6 +100,8 @@ def prepare(config: Config, world_size: int) -> Prepared:
     news: list[str] = []
     source = find_resume(config.checkpoint, news)
     check_save_folder(config.checkpoint, source)
+    if config.checkpoint.save is not None:
+        require_writable(Path(config.checkpoint.save), "checkpoint.save")
     schedule = build_schedule(config.optimizer, train_steps)
     facts = None if source is None else read_manifest(source).facts
     before: Mapping[str, Scalar] = {}
@@ -118,6 +123,14 @@ def prepare(config: Config, world_size: int) -> Prepared:
 def _check_data(config: Config, plan: Plan) -> None:
     """DataError for a corpus that is not there, or is another tokenizer's."""
     check_corpora(config.data, plan.shape.vocab_size, valid=config.training.eval_iters > 0)
+
+
+def check_log_folders(config: Config, rank: int) -> None:
+    """ConfigError on the rank that writes the logs, where it cannot."""
+    for name in ("log_dir", "tensorboard_dir"):
+        folder = getattr(config.logging, name)
+        if folder is not None and rank == 0:
+            require_writable(Path(folder), f"logging.{name}")
 
 
 def _tokenizer(config: Config) -> Tokenizer | None:
@@ -167,6 +180,7 @@ def _run(config: Config, prepared: Prepared, built: Callable[[], Datasets]) -> N
     with new_groups_wait(_timeout(config)):
         mesh = build_mesh(plan.grid)
         data = agree(built)
+        agree(lambda: check_log_folders(config, mesh.rank))
         engine = build_engine(config, plan, mesh, eod_id(prepared.tokenizer))
     progress = Progress() if prepared.source is None else resume(config, engine, plan, mesh, prepared.source)
     log = agree(lambda: _build_log(config, prepared, mesh, progress))

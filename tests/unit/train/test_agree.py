@@ -29,6 +29,15 @@ def test_one_ranks_fault_is_told_on_all() -> None:
     assert full == "rank 1: /full = [Errno 28] No space left on device: '/full'; free or mend it and start again"
 
 
+def test_a_fault_without_a_path_says_where_to_look() -> None:
+    with pytest.raises(AgreedError, match=r"^a file = \[Errno 28\] full, which one the system does not say; look at"):
+        agree(no_room)
+
+
+def no_room() -> None:
+    raise OSError(28, "full")
+
+
 def test_a_fault_of_all_is_told_once() -> None:
     assert run_ranks(2, work, (0, 1), False) == ["file 0 = missing"] * 2
 

@@ -1,7 +1,9 @@
 """What a rank that failed says: one sentence, unless it is a fault of the package's own."""
 
+import json
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,13 +25,23 @@ CASES: list[tuple[BaseException, int, str]] = [
 
 @pytest.mark.parametrize(("error", "code", "told"), CASES, ids=lambda case: type(case).__name__)
 def test_how_a_rank_leaves(
-    error: BaseException, code: int, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: BaseException,
+    code: int,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     codes: list[int] = []
     record: Callable[[int], None] = codes.append
     monkeypatch.setattr(os, "_exit", record)
+    word = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(word))
     leave(error, 1)  # type: ignore[unreachable]
     said = capsys.readouterr().err
     assert codes == [code]
     assert told in said if told else not said
+    left = json.loads(word.read_text())["message"]["message"] if word.exists() else ""
+    assert left in (said.removeprefix("megatron-tlm: error: ").strip(), str(error), "rank 1: ValueError: a bug", "")
+    assert bool(left) is ("closed by peer" not in str(error))
     assert ("Error: a bug" in said) or said.count("\n") <= 1

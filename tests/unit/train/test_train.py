@@ -6,10 +6,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron_tlm.config.schema import CheckpointConfig, Config, DataConfig, ModelConfig, ParallelConfig, TrainingConfig
+from megatron_tlm.config.schema import (
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    LoggingConfig,
+    ModelConfig,
+    ParallelConfig,
+    TrainingConfig,
+)
 from megatron_tlm.data.pair_writer import IndexedDatasetWriter
 from megatron_tlm.errors import CheckpointError, ConfigError, DataError
-from megatron_tlm.train.train import prepare
+from megatron_tlm.train.train import check_log_folders, prepare
 
 CONFIG = Config(
     ModelConfig(num_layers=2, hidden_size=32, num_attention_heads=2, seq_length=8, vocab_size=300),
@@ -55,6 +63,21 @@ def test_a_used_save_folder_is_refused_before_any_rank_waits(tmp_path: Path) -> 
     (tmp_path / "step-00000005").mkdir()
     with pytest.raises(CheckpointError, match=r"the newest of step 5, and this run starts from scratch; add --load"):
         prepare(replace(CONFIG, checkpoint=CheckpointConfig(save=str(tmp_path))), 1)
+
+
+def test_a_save_folder_that_cannot_be_is_told_before_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place, cause in (("file", "File exists"), ("file/x", "Not a directory")):
+        with pytest.raises(ConfigError, match=rf"checkpoint.save = \S+{place} cannot be written \({cause}\); a file"):
+            prepare(replace(CONFIG, checkpoint=CheckpointConfig(save=str(tmp_path / place))), 1)
+
+
+def test_a_log_folder_that_cannot_be_is_told_by_the_rank_that_writes(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    config = replace(CONFIG, logging=LoggingConfig(log_dir=str(tmp_path / "file")))
+    with pytest.raises(ConfigError, match=r"logging.log_dir = \S+/file cannot be written"):
+        check_log_folders(config, 0)
+    check_log_folders(config, 1)
 
 
 def test_a_missing_corpus_is_told_before_any_rank_waits(tmp_path: Path) -> None:
