@@ -29,20 +29,23 @@ EXAMPLES = """\
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train as asked. Every rule that needs no other rank is checked before torch is imported."""
+    """Train as asked. What flags alone decide is refused before torch is imported, files before anything is told."""
     text = "Train a tapered language model, on this process or on every rank that torchrun started."
     namespace = config_parser("train", text, EXAMPLES).parse(arguments)
     flags = read_flags(namespace)
     config = load(flags)
     data = check_training(config, launched_ranks())
     plan = build_plan(config, vocab_size(config), data=data)
-    if is_first_rank():
-        tell(notes(flags, config))
-        told = shown_config(config, whole=namespace.show_config)
-        print(f"{told}\n{describe(plan, config.taper, unicode=speaks_unicode())}\n", flush=True)
+
+    def announce() -> None:
+        if is_first_rank():
+            tell(notes(flags, config))
+            told = shown_config(config, whole=namespace.show_config)
+            print(f"{told}\n{describe(plan, config.taper, unicode=speaks_unicode())}\n", flush=True)
+
     from megatron_tlm.train.train import train
 
-    return train(config)
+    return train(config, announce)
 
 
 def launched_ranks() -> int:

@@ -153,6 +153,42 @@ def test_load_without_a_checkpoint_is_refused_unless_a_fresh_start_is_allowed(tm
     assert [record["step"] for record in metrics_of(config) if "loss" in record] == list(range(1, 11))
 
 
+def test_a_used_save_folder_is_refused_and_a_former_log_kept(tmp_path: Path) -> None:
+    first = run_config(tmp_path, exit_interval=2, keep_last=1)
+    assert launch(first, 1).codes == [0]
+    again = launch(first, 2)
+    assert again.codes == [2, 2]
+    assert again.said == ""
+    assert f"the newest of step 2, and this run starts from scratch; add --load {tmp_path / 'ck'}" in again.complained
+    other = replace(first, checkpoint=replace(first.checkpoint, save=str(tmp_path / "other")))
+    ended = launch(other, 1)
+    assert ended.codes == [0], ended.complained
+    assert f"{tmp_path / 'log' / 'metrics.jsonl'} of a former run is now metrics.1.jsonl" in ended.said
+    assert (tmp_path / "ck" / "step-00000002").is_dir()
+
+
+def test_a_resumed_run_is_told_what_changed(tmp_path: Path) -> None:
+    first = run_config(tmp_path, exit_interval=2)
+    assert launch(first, 1).codes == [0]
+    changed = {"train_iters": 20, "weight_decay": 0.2, "exit_interval": 3, "load": first.checkpoint.save}
+    ended = launch(run_config(tmp_path, **changed), 1)
+    assert ended.codes == [0], ended.complained
+    assert "schedule changed: cosine 0.01 to 0 over 10 steps, " in ended.said
+    assert "optimizer.weight_decay changed: 0.1 -> 0.2" in ended.said
+    assert f"continued from {tmp_path / 'ck' / 'step-00000002'} at step 2" in ended.said
+
+
+def test_fine_tuning_starts_from_weights(tmp_path: Path) -> None:
+    first = run_config(tmp_path / "first", exit_interval=2)
+    assert launch(first, 1).codes == [0]
+    tuned = run_config(tmp_path / "tuned", load=first.checkpoint.save, finetune=True, exit_interval=1, weight_decay=0.2)
+    ended = launch(tuned, 1)
+    assert ended.codes == [0], ended.complained
+    assert f"weights from {tmp_path / 'first' / 'ck' / 'step-00000002'} (step 2); steps, data and" in ended.said
+    assert "changed" not in ended.said
+    assert saved_step(tuned) == 1
+
+
 def test_a_checkpoint_of_another_model_is_refused_by_every_rank(tmp_path: Path) -> None:
     first = run_config(tmp_path / "first", exit_interval=1)
     launch(first, 1)

@@ -1,6 +1,7 @@
 """The front door: help without waiting, mistakes in one line, one voice among many ranks."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -95,3 +96,13 @@ def test_a_reader_that_leaves_is_no_mistake() -> None:
     command = f"{sys.executable} -m megatron_tlm plan --preset 3b | head -n 1; exit ${{PIPESTATUS[0]}}"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_waiting_threads_sleep_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    for given, wanted in ((None, "passive"), ("active", "active")):
+        # Set first, so that monkeypatch knows what to put back.
+        monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+        if given is None:
+            monkeypatch.delenv("OMP_WAIT_POLICY")
+        assert main(["plan", "--preset", "tiny"]) == 0
+        assert os.environ["OMP_WAIT_POLICY"] == wanted

@@ -18,7 +18,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """The configurations that reach the training room, which is replaced."""
     reached: list[Config] = []
     room = ModuleType("megatron_tlm.train.train")
-    room.train = lambda config: reached.append(config) or 0  # type: ignore[attr-defined]
+    room.train = lambda config, announce: announce() or reached.append(config) or 0  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "megatron_tlm.train.train", room)
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
