@@ -26,15 +26,18 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
         # What else may be wrong with the flags of a command line, each complaint a sentence.
         self.checks: list[Callable[[argparse.Namespace], Sequence[str]]] = []
+        self._told: list[str] = []
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """The namespace of a whole command line. ConfigError: a missing value, a stray word, and, all at once, every
         flag that is unknown or not offered."""
-        namespace, rest = self.parse_known_args([_with_hyphens(argument) for argument in arguments])
-        unknown = dict.fromkeys(word.split("=")[0] for word in rest if _FLAG.match(word))
-        complaints = [self._unknown(flag) for flag in unknown]
+        words = [_with_hyphens(argument) for argument in arguments]
+        flags = dict.fromkeys(word.split("=")[0] for word in words if _FLAG.match(word))
+        self._told = [self._unknown(flag) for flag in flags if flag not in self._option_string_actions]
+        namespace, rest = self.parse_known_args(words)
+        complaints = self._told
         # Words behind an unknown flag are likely its values.
-        complaints += [f"{rest[0]} {self._stray(rest[0])}"] if rest and not unknown else []
+        complaints += [f"{rest[0]} {self._stray(rest[0])}"] if rest and not complaints else []
         complaints += [text for check in self.checks for text in check(namespace)]
         if complaints:
             raise ConfigError(self._together(complaints))
@@ -43,7 +46,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         match = re.match(r"argument ([^:]+): (.*)", message)
         text = f"{match[1]}: {match[2]}" if match else message
-        raise ConfigError(f"{text}; see `{self.prog} --help`")
+        raise ConfigError(self._together([*self._told, f"{text}; see `{self.prog} --help`"]))
 
     def visible_flags(self) -> tuple[str, ...]:
         """The flags that `--help` shows."""
@@ -59,7 +62,7 @@ class Parser(argparse.ArgumentParser):
             return complaints[0]
         short = (text.replace(f" is not a flag of `{self.prog}`;", ":", 1) for text in complaints)
         told = " ".join(f"({number}) {text}" for number, text in enumerate(short, start=1))
-        return f"`{self.prog}` cannot take {len(complaints)} flags: {told}"
+        return f"{len(complaints)} mistakes in the flags of `{self.prog}`: {told}"
 
     def _way_out(self, flag: str) -> str:
         if ours := other_name(flag, self._option_string_actions):

@@ -144,8 +144,8 @@ def test_a_null_tokenizer_is_none() -> None:
         ("--save-retain-interval 5", r"; give --keep-every$"),
         (
             "--tp 2 --zzz --lr 1 --log-inteval 2 --fp16",
-            r"`megatron-tlm train` cannot take 4 flags: \(1\) --tp: give --tensor-model-parallel-size \(2\) --zzz: see "
-            r".* \(3\) --log-inteval: did you mean --log-interval\? \(4\) --fp16 is not offered",
+            r"4 mistakes in the flags of `megatron-tlm train`: \(1\) --tp: give --tensor-model-parallel-size "
+            r"\(2\) --zzz: see .* \(3\) --log-inteval: did you mean --log-interval\? \(4\) --fp16 is not offered",
         ),
         ("run.yaml", r"run.yaml stands without a flag; write --config run.yaml"),
         ("--bf16 yes", r"yes stands without a flag"),

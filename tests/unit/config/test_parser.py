@@ -41,6 +41,12 @@ def test_help_ends_well(parser: Parser, capsys: pytest.CaptureFixture[str]) -> N
         (["--input-file", "a", "--top-p", "x"], r"--top-p: invalid float value: 'x'; see `megatron-tlm demo --help`"),
         (["run.yaml", "--input-file", "a"], r"run.yaml stands without a flag; write --config run.yaml"),
         (["x", "--input-file", "a"], r"x stands without a flag; see"),
+        (
+            ["--input-fil", "a", "--zzz", "--top-p", "x"],
+            r"3 mistakes in the flags of `megatron-tlm demo`: \(1\) --input-fil: did you mean --input-file\? "
+            r"\(2\) --zzz: see .* \(3\) --top-p: invalid float",
+        ),
+        (["--zzz"], r"\(1\) --zzz: see .* \(2\) the following arguments are required: --input-file; see"),
         ([], r"the following arguments are required: --input-file; see"),
     ],
 )
