@@ -2,10 +2,12 @@
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from megatron_tlm.cli.failure import USER_ERROR
 from megatron_tlm.cli.options import config_parser, shown_config, speaks_unicode, tell, vocab_size
 from megatron_tlm.cli.plan_table import describe
 from megatron_tlm.cli.stage_table import compare_lines, duration, search_lines, stage_lines
@@ -16,7 +18,7 @@ from megatron_tlm.config.load import load, notes
 from megatron_tlm.config.parser import Parser
 from megatron_tlm.config.schema import Config, ParallelConfig
 from megatron_tlm.config.values import from_flag
-from megatron_tlm.errors import ConfigError
+from megatron_tlm.errors import ConfigError, PlanError
 from megatron_tlm.plan.build import Plan, build_plan
 from megatron_tlm.plan.compare import Rival, rivals
 from megatron_tlm.plan.explain import explain
@@ -36,6 +38,7 @@ EXAMPLES = """\
 """
 DEFAULT_HARDWARE = "h100"
 SHOWN_LAYOUTS = 20
+PLOT_ENDINGS = (".png", ".svg", ".pdf")
 # Micro-batches per stage where no global batch is given: enough for a pipeline to be worth planning.
 ASSUMED_MICRO_BATCHES = 4
 
@@ -49,10 +52,17 @@ def main(arguments: Sequence[str]) -> int:
     tell(notes(flags, config))
     if namespace.search:
         return _search(namespace, config)
+    if namespace.gpus is not None:
+        raise ConfigError(
+            f"--gpus = {namespace.gpus} counts the devices to search layouts for; add --search, or give --world-size "
+            f"{namespace.gpus} to plan one layout"
+        )
     data = check(config, _world_size(namespace, config.parallel))
     check_deepspeed(config)
     if namespace.profile is not None:
         return _profile(namespace, config, data)
+    if namespace.plot is not None:
+        _check_plot(namespace.plot)
     config = _with_global_batch(config, data)
     plan = build_plan(config, vocab_size(config), data=data)
     found = rivals(plan) if namespace.compare else ()
@@ -116,9 +126,14 @@ def _search(namespace: argparse.Namespace, config: Config) -> int:
         told = {"tokens": found.tokens, "hardware": hardware.name}
         told |= {key: [asdict(layout) for layout in getattr(found, key)] for key in ("ranked", "refused")}
         print(json.dumps(told))
-        return 0
+        return 0 if found.ranked else USER_ERROR
     print(f"{devices} x {hardware.name}, {gibibytes(limit or hardware.memory_bytes)} each")
-    print("\n".join(search_lines(found, SHOWN_LAYOUTS)))
+    print("\n".join(search_lines(found, SHOWN_LAYOUTS)), flush=True)
+    if not found.ranked:
+        raise PlanError(
+            f"--search = none of {len(found.refused)} layouts on {devices} devices can be run; see above what refused "
+            "them, or give more --gpus"
+        )
     return 0
 
 
@@ -129,6 +144,8 @@ def _profile(namespace: argparse.Namespace, config: Config, data: int) -> int:
     from megatron_tlm.evaluation.measure_units import measure_units
 
     target = Path(namespace.profile)
+    if not target.name or target.is_dir() or not os.access(target.parent, os.W_OK):
+        raise ConfigError(f"--profile = {namespace.profile} cannot be written; give a file in a folder that is there")
     plan = build_plan(config, vocab_size(config), data=data)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     profile = measure_units(config, plan, device)
@@ -138,6 +155,15 @@ def _profile(namespace: argparse.Namespace, config: Config, data: int) -> int:
         print(f"{unit.kind + width:16} forward {duration(unit.forward):>8}  backward {duration(unit.backward):>8}")
     print(f"{target}: {profile.device}; use it with --hardware-profile {target}")
     return 0
+
+
+def _check_plot(name: str) -> None:
+    """ConfigError where the plot would end up elsewhere: matplotlib adds .png to a name without an ending."""
+    target = Path(name)
+    if target.suffix.lower() not in PLOT_ENDINGS or target.is_dir() or not target.parent.is_dir():
+        raise ConfigError(
+            f"--plot = {name or '(empty)'} cannot be written; give the path of a {', '.join(PLOT_ENDINGS)} file"
+        )
 
 
 def _plot(plan: Plan, target: Path) -> None:

@@ -15,6 +15,7 @@ from megatron_tlm.plan.units import Unit
 
 Stages = tuple[range, ...]
 LAYOUT_FLAG = "pipeline_model_parallel_layout"
+LONGEST_LAYOUT = 100_000  # letters: ten times the deepest model
 _GROUP = re.compile(r"\(([^()]*)\)(?:\*(\d+))?")
 _REPEAT = re.compile(r"([EtmL|])\*(\d+)")
 
@@ -156,11 +157,22 @@ def check_stages(stages: Sequence[range], pieces: Sequence[range], units: Sequen
 
 def _expand(layout: str) -> str:
     """Commas and blanks out, groups and repeats written out."""
+
+    def repeated(letters: str, times: str) -> str:
+        # A number of ten digits is too many by itself, and one of thousands cannot be read.
+        count = int(times[:10])
+        if len(letters) * count > LONGEST_LAYOUT:
+            raise PlanError(
+                f"{LAYOUT_FLAG} = {layout} repeats {letters} {count} times or more, beyond {LONGEST_LAYOUT} letters; "
+                "repeat as often as there are layers"
+            )
+        return letters * count
+
     text = re.sub(r"[,\s]", "", layout)
     while (group := _GROUP.search(text)) is not None:
-        inner = _REPEAT.sub(lambda match: match[1] * int(match[2]), group[1])
-        text = text[: group.start()] + inner * int(group[2] or 1) + text[group.end() :]
-    return _REPEAT.sub(lambda match: match[1] * int(match[2]), text)
+        inner = _REPEAT.sub(lambda match: repeated(match[1], match[2]), group[1])
+        text = text[: group.start()] + repeated(inner, group[2] or "1") + text[group.end() :]
+    return _REPEAT.sub(lambda match: repeated(match[1], match[2]), text)
 
 
 def _layer_starts(units: Sequence[Unit]) -> list[int]:

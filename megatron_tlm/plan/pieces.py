@@ -94,6 +94,10 @@ class Pieces:
                         f"pieces[{index}].{name} = {value} is no whole number from 0 on; give ticks or bytes"
                     )
         self.all = tuple(pieces)
+        for name in vars(pieces[0]) if pieces else ():
+            total = sum(getattr(piece, name) for piece in pieces)
+            if total > LARGEST_STEP:
+                raise PlanError(f"{name} of all units = {total} exceeds {LARGEST_STEP}; give smaller sizes")
         # Backward runs from the last piece to the first: when one is at work, those after it are done.
         self.at_work = self.kept[1:] + self._column("working_bytes")
 
@@ -183,4 +187,4 @@ class Pieces:
         total = sum(int(sums[-1]) for sums in (self.forward, self.backward, self.reduce, self.update))
         ticks = (total + 4 * pipeline.message * pipeline.num_stages) * (pipeline.micro_batches + pipeline.num_stages)
         if ticks > LARGEST_STEP:
-            raise PlanError(f"step time = up to {ticks} ticks exceeds {LARGEST_STEP}; use a coarser tick")
+            raise PlanError(f"step time = up to {ticks} ticks exceeds {LARGEST_STEP}; give a smaller batch or model")

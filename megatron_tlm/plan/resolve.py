@@ -41,6 +41,7 @@ def build_shape(config: Config, vocab_size: int) -> ModelShape:
         memory_persistent_tokens=kind.memory_persistent_tokens if memory else 0,
         memory_max_step=kind.memory_max_step if memory else 0.0,
     )
+    _check_heads(unmatched, config.parallel.tensor_model_parallel_size)
     if taper.layer_widths:
         return replace(unmatched, widths=taper.layer_widths)
     baseline = matched_width(unmatched, model.baseline_width, multiple) if kind.match_params else model.baseline_width
@@ -74,18 +75,30 @@ def matched_width(shape: ModelShape, baseline: int, multiple: int) -> int:
 
 def check_divisible(shape: ModelShape, degree: int) -> None:
     """PlanError naming all heads and layers that `degree` tensor ranks cannot share, and the degrees that could."""
-    faults = []
-    if shape.num_attention_heads % degree:
-        faults.append(f"num_attention_heads = {shape.num_attention_heads}")
-    if shape.num_query_groups % degree and degree % shape.num_query_groups:
-        faults.append(f"num_query_groups = {shape.num_query_groups}")
-    faults += [f"{address} width {width}" for address, width in shape.mlp_widths() if width % degree]
-    if not faults:
+    faults = _head_faults(shape, degree)
+    odd = [f"{address} width {width}" for address, width in shape.mlp_widths() if width % degree]
+    if not faults and not odd:
         return
-    works = [other for other in range(1, max(degree, shape.num_attention_heads) + 1) if is_divisible(shape, other)]
+    works = [other for other in range(1, shape.num_attention_heads + 1) if is_divisible(shape, other)]
     raise PlanError(
-        f"tensor_model_parallel_size = {degree} does not divide {', '.join(faults)}; use one of {works}, "
-        f"or a width_multiple that {degree} divides"
+        f"tensor_model_parallel_size = {degree} does not divide {', '.join([*faults, *odd])}; use one of {works}"
+        + (f", or a width_multiple that {degree} divides" if odd else "")
+    )
+
+
+def _check_heads(shape: ModelShape, degree: int) -> None:
+    """PlanError where the heads alone refuse a degree: widths that fit it are not worth looking for."""
+    if faults := _head_faults(shape, degree):
+        works = [other for other in range(1, shape.num_attention_heads + 1) if not _head_faults(shape, other)]
+        raise PlanError(
+            f"tensor_model_parallel_size = {degree} does not divide {', '.join(faults)}; use one of {works}"
+        )
+
+
+def _head_faults(shape: ModelShape, degree: int) -> list[str]:
+    heads, groups = shape.num_attention_heads, shape.num_query_groups
+    return [f"num_attention_heads = {heads}"] * bool(heads % degree) + [f"num_query_groups = {groups}"] * bool(
+        groups % degree and degree % groups
     )
 
 

@@ -9,7 +9,7 @@ multiple. Otherwise the interior is first shifted, within [end, start], until it
 
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from math import cos, exp, gcd, inf, lcm, pi
+from math import ceil, cos, exp, floor, gcd, inf, lcm, pi
 from types import MappingProxyType
 
 from megatron_tlm.errors import PlanError
@@ -59,26 +59,47 @@ def taper_widths(
     if schedule in WIDE_GROUP:
         return _grouped(num_layers, baseline, WIDE_GROUP[schedule], start, multiple)
     if start < end:
-        return taper_widths(num_layers, baseline, schedule=schedule, start=end, end=start, multiple=multiple)[::-1]
+        return _tapered(num_layers, baseline, FALLS[schedule], end, start, multiple, ("taper_end", "taper_start"))[::-1]
     return _tapered(num_layers, baseline, FALLS[schedule], start, end, multiple)
 
 
 def _tapered(
-    num_layers: int, baseline: int, fall: Callable[[float], float], start: float, end: float, multiple: int
+    num_layers: int,
+    baseline: int,
+    fall: Callable[[float], float],
+    start: float,
+    end: float,
+    multiple: int,
+    names: tuple[str, str] = ("taper_start", "taper_end"),
 ) -> tuple[int, ...]:
-    first, last = _require_multiples(baseline, multiple, num_layers, (("taper_start", start), ("taper_end", end)))
+    """`names` are the flags of the wide and of the narrow end."""
+    ratios = tuple(zip(names, (start, end), strict=True))
+    first, last = _require_multiples(baseline, multiple, num_layers, ratios)
     interior = num_layers - 2
     owed = num_layers * baseline - first - last
     if not interior * last <= owed <= interior * first:
         raise PlanError(
-            f"taper_start = {start:g} to taper_end = {end:g} over {num_layers} layers cannot have the mean width "
+            f"{names[0]} = {start:g} and {names[1]} = {end:g} over {num_layers} layers cannot have the mean width "
             f"{baseline}: between the ends {first} and {last} the interior would need {owed} in all, but can have "
-            f"{interior * last} to {interior * first}; use taper_end = {2 - start:g}"
+            f"{interior * last} to {interior * first}; {_feasible(num_layers, start, names)}"
         )
     falls = (fall(layer / (num_layers - 1)) for layer in range(1, num_layers - 1))
     ideal = [last + (first - last) * share for share in falls]
     units = _apportion(_shifted(ideal, owed, last, first), multiple, owed // multiple)
     return (first, *(count * multiple for count in units), last)
+
+
+def _feasible(num_layers: int, wide: float, names: tuple[str, str]) -> str:
+    """The narrow ends with which a wide one has the mean, none below it where 1 lies above or L below."""
+    if wide < 1:
+        return f"use {names[0]} = {2 - wide:g}: one of the two has to be 1 or more"
+    if wide >= num_layers:
+        return f"use a {names[0]} of less than {num_layers}, as many as there are layers"
+    low, high = max(0.0, num_layers - (num_layers - 1) * wide), (num_layers - wide) / (num_layers - 1)
+    if low <= 2 - wide <= high and wide < 2:
+        return f"use {names[1]} = {2 - wide:g}"
+    # Rounded inwards.
+    return f"use a {names[1]} from {max(ceil(low * 1000) / 1000, 0.001):g} to {floor(high * 1000) / 1000:g}"
 
 
 def _grouped(num_layers: int, baseline: int, wide: int, start: float, multiple: int) -> tuple[int, ...]:

@@ -105,6 +105,7 @@ def test_widths_follow_the_tensor_degree():
 @pytest.mark.parametrize(
     ("model", "taper", "degree", "message"),
     [
+        ({"num_attention_heads": 2}, {}, 8191, r"num_attention_heads = 2, num_query_groups = 2; use one of \[1, 2\]$"),
         ({"num_attention_heads": 2}, {}, 4, r"tensor_model_parallel_size = 4 .* num_attention_heads = 2.* \[1, 2\]"),
         (
             {"num_attention_heads": 12, "num_query_groups": 4, "hidden_size": 96, "ffn_hidden_size": 288},

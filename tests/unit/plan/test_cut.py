@@ -133,8 +133,13 @@ def test_what_cannot_be_is_refused():
         best_cut([Piece(1, 1)] * 2, Pipeline(1, 0))
     with pytest.raises(PlanError, match=r"pieces\[1\]\.backward = -1 is no whole number from 0"):
         best_cut([Piece(1, 1), Piece(1, -1)], Pipeline(1, 1))
-    with pytest.raises(PlanError, match="use a coarser tick"):
+    with pytest.raises(PlanError, match="give a smaller batch or model"):
         best_cut([Piece(10**18, 1)], Pipeline(1, 8))
+
+
+def test_sizes_beyond_int64_are_refused():
+    with pytest.raises(PlanError, match=r"kept_bytes of all units = 4\d+ exceeds 2305843009213693952; give smaller"):
+        Pieces([Piece(1, 1, kept_bytes=2**61)] * 2)
 
 
 def test_pieces_add_up():

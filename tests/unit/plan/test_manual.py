@@ -82,6 +82,9 @@ def test_a_layout_may_leave_the_loss_alone():
         ("Ett|tt|ttttL", "has 3 stages for pipeline_model_parallel_size = 4"),
         ("Ett|tt|tt|tL", "holds 1 E, 7 t, 1 L; write one E, then 8 t"),
         ("tt|tt|tt|ttEL", "write one E"),
+        ("E(t*99999999999)|L", "repeats t 9999999999 times or more, beyond 100000 letters"),
+        ("E((t*9999)*9999)|L", "repeats t+ 9999 times or more"),
+        ("E(t)*" + "9" * 5000, "repeats t 9999999999 times"),
         ("Ett||tttt|ttL", "leaves stage 1 empty of 4"),
     ],
 )
