@@ -10,7 +10,7 @@ failed on one ends the run on all.
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,7 +25,7 @@ from megatron_tlm.data.tokenizers import Tokenizer
 from megatron_tlm.plan.build import Plan
 from megatron_tlm.train.agree import agree
 from megatron_tlm.train.engine import Engine
-from megatron_tlm.train.saving import Progress, begin_save, commit_save, held_pieces
+from megatron_tlm.train.saving import Progress, begin_save, commit_save, drop_save, held_pieces, lock_saves
 
 _WRITING, _WRITTEN, _COMMITTED = range(3)
 _POLL_SECONDS = 0.01
@@ -45,6 +45,9 @@ class Saver(Protocol):
     def finish(self) -> None:
         """Waits for what was begun."""
 
+    def close(self) -> None:
+        """Lets others save in the folder; on its own, and also after a fault."""
+
 
 @dataclass
 class _Pending:
@@ -59,7 +62,10 @@ class _Pending:
 
 
 class BackgroundSaver:
-    """One save at a time; `say` hears of each that is done. With `async_save` off every save is finished at once."""
+    """One save at a time; `say` hears of each that is done. With `async_save` off every save is finished at once.
+
+    No other run can save in its folder until it is closed.
+    """
 
     def __init__(
         self,
@@ -75,6 +81,7 @@ class BackgroundSaver:
         self.saved_step = saved_step
         self._config, self._engine, self._plan, self._mesh = config, engine, plan, mesh
         self._tokenizer, self._say = tokenizer, say
+        self._lock = lock_saves(config, mesh)
         self._pending: _Pending | None = None
         self._snapshot = Snapshot()
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
@@ -105,6 +112,10 @@ class BackgroundSaver:
             pending.stall_seconds = stood_still + time.perf_counter() - start
             self._advance(pending)
 
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
     def _advance(self, pending: _Pending) -> None:
         """One agreement of all ranks on how far the save is."""
         job, first = pending.job, self._mesh.rank == 0
@@ -113,7 +124,12 @@ class BackgroundSaver:
         slowest, failures = all_reduce_max([-float(stage), float(failed)])
         if failures:
             self._pending = None
-            agree(lambda: job.result() if failed else None)
+            wait([job])
+            try:
+                agree(job.result)
+            finally:
+                if first:
+                    drop_save(pending.partial)
         if slowest == -_WRITTEN and first and not pending.committing:
             pending.job = self._writer.submit(
                 commit_save, self._config, self._plan, pending.progress, pending.partial, self._tokenizer

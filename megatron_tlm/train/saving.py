@@ -1,16 +1,21 @@
 """Saving and resuming a run: the checkpoint room's steps, with the ranks in step between them."""
 
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from megatron_tlm.checkpoint.facts import Facts, Scalar
-from megatron_tlm.checkpoint.load import Reader, find
+from megatron_tlm.checkpoint.load import Reader, check_hashes, find, require_shape
+from megatron_tlm.checkpoint.lock import FolderLock
+from megatron_tlm.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from megatron_tlm.checkpoint.prune import prune
+from megatron_tlm.checkpoint.root import step_directories
 from megatron_tlm.checkpoint.save import Piece, begin, commit
-from megatron_tlm.comm.groups import Mesh, broadcast_object
+from megatron_tlm.comm.groups import Mesh, broadcast_object, gather_object
 from megatron_tlm.config.dump import as_mapping
 from megatron_tlm.config.schema import CheckpointConfig, Config
 from megatron_tlm.data.tokenizer_files import META_FILE
@@ -46,27 +51,49 @@ class Progress:
         )
 
 
-def find_resume(config: CheckpointConfig, tell: list[str]) -> Path | None:
+_NONE: Mapping[Path, str] = MappingProxyType({})
+
+
+def find_resume(config: CheckpointConfig, tell: list[str], damaged: Mapping[Path, str] = _NONE) -> Path | None:
     """The checkpoint that `load` means, None for a fresh start; what was passed over and why is added to `tell`.
 
-    CheckpointError where `load` holds none, unless `allow_fresh_start` says that this may be the first start.
+    Lengths are looked at, and contents by `damage`, whose findings come back as `damaged`. CheckpointError where `load`
+    holds none, unless `allow_fresh_start` says that this may be the first start.
     """
     if config.load is None:
         return None
     root = Path(config.load)
-    if config.allow_fresh_start and not _holds_steps(root):
+    fresh = config.allow_fresh_start and (root.is_dir() or not root.exists())
+    if fresh and not _holds_steps(root):
         tell.append(f"{root} holds no checkpoint yet: starting from scratch")
         return None
     try:
-        return find(root, config.ckpt_step, tell=tell.append)
+        return find(root, config.ckpt_step, tell=tell.append, hashes=False, damaged=damaged)
     except CheckpointError as error:
-        if _holds_steps(root):
+        if config.allow_fresh_start or _holds_steps(root):
             raise
         raise CheckpointError(f"{error}; --allow-fresh-start starts from scratch where there is none") from error
 
 
 def _holds_steps(root: Path) -> bool:
-    return root.is_dir() and (any(root.glob("step-*")) or (root / "manifest.json").exists())
+    return (root / MANIFEST_NAME).exists() or bool(step_directories(root))
+
+
+def saved_facts(source: Path, plan: Plan) -> Facts:
+    """What `source` says of itself; CheckpointError where it is a checkpoint of another model than the plan's."""
+    manifest = read_manifest(source)
+    require_shape(source, manifest, plan.shape)
+    return manifest.facts
+
+
+def damage(source: Path, rank: int, ranks: int) -> str | None:
+    """Why `source` is not what was written, None where it is; collective: each file is read by one rank."""
+    fault = None
+    try:
+        check_hashes(source, read_manifest(source), rank=rank, ranks=ranks)
+    except CheckpointError as error:
+        fault = str(error)
+    return next((text for text in gather_object(fault) if text is not None), None)
 
 
 def resume(config: Config, engine: Engine, plan: Plan, mesh: Mesh, source: Path) -> Progress:
@@ -96,6 +123,16 @@ def begin_save(config: Config, mesh: Mesh, step: int) -> Path:
     if partial is None:
         raise CheckpointError(f"{root} = no folder begun by rank 0; save again")
     return partial
+
+
+def drop_save(partial: Path) -> None:
+    """Removes what a failed save wrote: on a full disk it would be in the way of everything else. On rank 0 alone."""
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+def lock_saves(config: Config, mesh: Mesh) -> FolderLock | None:
+    """The folder to save in is this run's as long as rank 0 keeps what it gets; collective. AgreedError: another's."""
+    return agree(lambda: FolderLock(save_root(config)) if mesh.rank == 0 else None)
 
 
 def held_pieces(config: Config, engine: Engine, plan: Plan, mesh: Mesh) -> list[Piece]:

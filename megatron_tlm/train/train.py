@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 import torch
 
 from megatron_tlm.checkpoint.facts import Facts, Scalar
 from megatron_tlm.checkpoint.folder import require_writable
-from megatron_tlm.checkpoint.manifest import read_manifest
 from megatron_tlm.comm.groups import Mesh, build_mesh, init_distributed, new_groups_wait, shutdown
 from megatron_tlm.comm.torchrun import stop_with_launcher
 from megatron_tlm.config.check import check_training, global_batch_size
@@ -39,7 +39,7 @@ from megatron_tlm.train.multi_frequency import level_news
 from megatron_tlm.train.optimizer import run_periods
 from megatron_tlm.train.packing import pack_rules
 from megatron_tlm.train.saver import BackgroundSaver, Saver
-from megatron_tlm.train.saving import Progress, find_resume, resume
+from megatron_tlm.train.saving import Progress, damage, find_resume, resume, saved_facts
 from megatron_tlm.train.schedule import Schedule, build_schedule
 
 
@@ -74,6 +74,7 @@ def train(config: Config, announce: Callable[[], None] = lambda: None) -> int:
     data = _attempt(lambda: _datasets(config, prepared))
     try:
         _join(config)
+        prepared, data = _undamaged(config, prepared, data, rank, world_size)
         _run(config, prepared, data)
         shutdown()
     except BaseException as error:
@@ -81,8 +82,11 @@ def train(config: Config, announce: Callable[[], None] = lambda: None) -> int:
     return 0
 
 
-def prepare(config: Config, world_size: int) -> Prepared:
-    """Everything that can be decided or refused without another rank; TlmError for the first fault."""
+def prepare(config: Config, world_size: int, damaged: Mapping[Path, str] = MappingProxyType({})) -> Prepared:
+    """Everything that can be decided or refused without another rank; TlmError for the first fault.
+
+    `damaged` are checkpoints that are not to be continued from, and why.
+    """
     degree = check_training(config, world_size)
     check_deepspeed(config)
     batch = global_batch_size(config, degree)
@@ -98,12 +102,12 @@ def prepare(config: Config, world_size: int) -> Prepared:
     pack_rules(config.data, eod_id(tokenizer), plan.shape.mixer)
     _check_data(config, plan)
     news: list[str] = []
-    source = find_resume(config.checkpoint, news)
+    source = find_resume(config.checkpoint, news, damaged)
     check_save_folder(config.checkpoint, source)
     if config.checkpoint.save is not None:
         require_writable(Path(config.checkpoint.save), "checkpoint.save")
     schedule = build_schedule(config.optimizer, train_steps)
-    facts = None if source is None else read_manifest(source).facts
+    facts = None if source is None else saved_facts(source, plan)
     before: Mapping[str, Scalar] = {}
     if facts is not None and not config.checkpoint.finetune:
         before = facts.extra
@@ -118,6 +122,19 @@ def prepare(config: Config, world_size: int) -> Prepared:
         facts=facts,
         before=before,
     )
+
+
+def _undamaged(
+    config: Config, prepared: Prepared, data: Callable[[], Datasets], rank: int, world_size: int
+) -> tuple[Prepared, Callable[[], Datasets]]:
+    """Reads every file of the source once, ranks together; where it is damaged all prepare for the step before."""
+    damaged: dict[Path, str] = {}
+    while prepared.source is not None and (fault := damage(prepared.source, rank, world_size)):
+        damaged[prepared.source] = fault
+        prepared = agree(lambda: prepare(config, world_size, damaged))
+    if damaged:
+        data = _attempt(lambda: _datasets(config, prepared))
+    return prepared, data
 
 
 def _check_data(config: Config, plan: Plan) -> None:
@@ -208,6 +225,8 @@ def _run(config: Config, prepared: Prepared, built: Callable[[], Datasets]) -> N
         train_loop(run, progress)
     finally:
         log.close()
+        if run.saver is not None:
+            run.saver.close()
 
 
 def _saver(

@@ -1,5 +1,6 @@
 """Ten steps = five, a save, a resume and five more: bit for bit in one layout, and the same run in any other."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from megatron_tlm.checkpoint.load import Reader, find
 from megatron_tlm.config.schema import Config
 from tests.equivalence.launching import assert_equal_bits, launch, losses_of, metrics_of, run_config, tensors_of
 from tests.equivalence.training import show
+from tests.unit.checkpoint.made import flip
 
 ZERO, TENSOR, PIPE = "zero_stage", "tensor_model_parallel_size", "pipeline_model_parallel_size"
 DROPOUT = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
@@ -121,3 +123,27 @@ def test_a_checkpoint_of_weights_alone_is_refused_where_moments_are_wanted(tmp_p
     ended = launch(continued(first, tmp_path / "then"), 1)
     assert ended.codes == [2]
     assert "exp_avg/embedding.weight = absent, saved was weight" in ended.complained
+
+
+def test_a_checkpoint_damaged_since_is_passed_over_by_all_ranks(tmp_path: Path) -> None:
+    """Of a part that only rank 1 looks into: both go back to the step before, and come to where they would have."""
+    config = run_config(tmp_path / "a", save_interval=6)
+    finish(config, 2)
+    wanted = tensors_of(config)
+    flip(tmp_path / "a" / "ck" / "step-00000010" / "part-00001.safetensors")
+    ended = launch(replace(config, checkpoint=replace(config.checkpoint, load=config.checkpoint.save)), 2)
+    assert ended.codes == [0, 0], ended.complained
+    assert re.search(r"passed over step-00000010: .*part-00001.safetensors: sha256 = .* damaged since", ended.out[0])
+    assert "step-00000006 at step 6" in ended.out[0]
+    assert_equal_bits(tensors_of(config), wanted)
+    assert not (tmp_path / "a" / "ck" / ".lock").exists()
+
+
+def test_a_damaged_checkpoint_that_is_the_only_one_is_refused_once(tmp_path: Path) -> None:
+    config = run_config(tmp_path / "a")
+    finish(config, 2)
+    flip(tmp_path / "a" / "ck" / "step-00000010" / "part-00001.safetensors")
+    ended = launch(replace(config, checkpoint=replace(config.checkpoint, load=config.checkpoint.save)), 2)
+    assert ended.codes == [2, 2]
+    assert ended.complained.count("megatron-tlm: error: ") == 1
+    assert "no complete checkpoint" in ended.complained

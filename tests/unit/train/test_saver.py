@@ -136,6 +136,30 @@ def test_a_writer_that_failed_is_told_at_the_next_step(trainer: Trainer, fault: 
     trainer.saver.finish()  # nothing is left to wait for
 
 
+def test_what_a_failed_save_wrote_is_removed(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a part is on the full disk when the write fails; the checkpoint before stays."""
+    trainer.gate.set()
+    trainer.saver.start(Progress(step=1), last=True)
+
+    def fill(partial: Path, *_: Any) -> None:
+        (partial / "part-00000.safetensors").write_bytes(bytes(1000))
+        raise CheckpointError(f"{partial} = No space left on device; make room there or save elsewhere")
+
+    monkeypatch.setattr(saver_module, "write_part", fill)
+    with pytest.raises(AgreedError, match="No space left"):
+        trainer.saver.start(Progress(step=2), last=True)
+    assert not list((tmp_path / "ck").glob(".step-*"))
+    assert saved_value(tmp_path / "ck")[0] == 1
+
+
+def test_two_runs_do_not_save_in_one_folder(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AgreedError, match="ck = held by another run; wait for it or save to another folder"):
+        Trainer(tmp_path / "ck", monkeypatch)
+    Trainer(tmp_path / "other", monkeypatch)
+    trainer.saver.close()
+    Trainer(tmp_path / "ck", monkeypatch)
+
+
 def test_a_fault_of_the_program_is_not_taken_for_the_user_s(trainer: Trainer) -> None:
     trainer.fault = ZeroDivisionError("made to fail")
     trainer.gate.set()
