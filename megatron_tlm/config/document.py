@@ -4,6 +4,7 @@ from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -29,10 +30,19 @@ def read_file(path: Path) -> Layer:
 
 def read_text(text: str, origin: str) -> Layer:
     """The settings of a YAML text; `origin` is its name in messages."""
-    loader = yaml.SafeLoader(text)
+    try:
+        loader = yaml.SafeLoader(text)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise ConfigError(
+            f"{origin}:{line}: character {chr(error.character)!r} is none of YAML's; delete it, or give a text file"
+        ) from None
     try:
         root = loader.get_single_node()
         return _read(root, loader, origin) if root is not None else {}
+    except RecursionError:
+        line = loader.get_mark().line + 1
+        raise ConfigError(f"{origin}:{line}: brackets or lists are nested too deep; mend that line") from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{origin}:{line}: this is not YAML ({error.problem}); mend that line") from None
@@ -90,16 +100,24 @@ def _read(root: yaml.Node, loader: yaml.SafeLoader, origin: str) -> Layer:
     for section, (line, node) in _entries(root, loader, origin, "the document").items():
         if section not in sections():
             raise ConfigError(f"{origin}:{line}: {section} {_misplaced(section)}")
-        if loader.construct_object(node, deep=True) is None:
+        if isinstance(node, yaml.ScalarNode) and _construct(node, loader, f"{origin}:{line}: {section}") is None:
             continue  # `data:` with all its keys commented out
         declared = fields_of(section)
         for key, (key_line, value) in _entries(node, loader, origin, f"{section}:").items():
             address = f"{origin}:{key_line}: {section}.{key}"
             if key not in declared:
                 raise ConfigError(f"{address} {_unknown(section, key)}")
-            given = loader.construct_object(value, deep=True)
+            given = _construct(value, loader, address)
             layer[section, key] = Setting(from_yaml(given, declared[key].type, address), address)
     return layer
+
+
+def _construct(node: yaml.Node, loader: yaml.SafeLoader, address: str) -> Any:
+    """The value of a node; ConfigError for what only looks like one, such as the date 2020-13-45."""
+    try:
+        return loader.construct_object(node, deep=True)
+    except (ValueError, OverflowError, TypeError) as error:
+        raise ConfigError(f"{address} = {_shown(node)} cannot be read ({error}); put text in quotes") from None
 
 
 def _entries(node: yaml.Node, loader: yaml.SafeLoader, origin: str, where: str) -> Entries:

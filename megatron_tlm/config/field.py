@@ -25,6 +25,22 @@ def at_least(section: str, config: object, bounds: Mapping[str, float]) -> None:
             raise ConfigError(f"{section}.{name} = {value} is below {bound:g}; give {bound:g} or more")
 
 
+def above_zero(section: str, config: object, names: tuple[str, ...]) -> None:
+    """Refuse every named field that is not positive."""
+    for name in names:
+        value = getattr(config, name)
+        if value <= 0:
+            raise ConfigError(f"{section}.{name} = {value} is not above 0; give a positive number")
+
+
+def at_most(section: str, config: object, bounds: Mapping[str, float]) -> None:
+    """Refuse every named field above its bound; None is "derive it" and passes."""
+    for name, bound in bounds.items():
+        value = getattr(config, name)
+        if value is not None and value > bound:
+            raise ConfigError(f"{section}.{name} = {value} is above {bound}; give {bound} or less")
+
+
 def below_one(section: str, config: object, names: tuple[str, ...]) -> None:
     """Refuse every named field outside [0, 1)."""
     for name in names:

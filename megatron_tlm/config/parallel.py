@@ -6,6 +6,7 @@ from typing import Literal
 from megatron_tlm.config.field import at_least, option
 from megatron_tlm.errors import ConfigError
 
+MAX_TIMEOUT_MINUTES = 30 * 24 * 60
 Recompute = Literal["full", "selective"]
 
 
@@ -56,6 +57,11 @@ class ParallelConfig:
         )
         if self.zero_stage > 3:
             raise ConfigError(f"parallel.zero_stage = {self.zero_stage} is above 3; DeepSpeed has stages 0, 1, 2, 3")
+        if self.distributed_timeout_minutes > MAX_TIMEOUT_MINUTES:
+            raise ConfigError(
+                f"parallel.distributed_timeout_minutes = {self.distributed_timeout_minutes:g} is above "
+                f"{MAX_TIMEOUT_MINUTES}, 30 days; give fewer"
+            )
         if self.distributed_timeout_minutes <= 0:
             raise ConfigError(
                 f"parallel.distributed_timeout_minutes = {self.distributed_timeout_minutes:g} is not positive; "

@@ -9,7 +9,7 @@ from dataclasses import Field, dataclass, fields
 from typing import Any, Literal
 
 from megatron_tlm.config.architecture import ArchitectureConfig, shown
-from megatron_tlm.config.field import at_least, below_one, option, required
+from megatron_tlm.config.field import above_zero, at_least, at_most, below_one, option, required
 from megatron_tlm.config.parallel import ParallelConfig as ParallelConfig
 from megatron_tlm.config.parallel import Recompute as Recompute
 from megatron_tlm.errors import ConfigError
@@ -17,6 +17,8 @@ from megatron_tlm.errors import ConfigError
 TaperSchedule = Literal["uniform", "cosine", "linear", "sigmoid", "wider-early", "wider-middle", "wider-late"]
 DecayStyle = Literal["cosine", "linear", "constant", "WSD", "inverse-square-root"]
 TokenizerType = Literal["SentencePieceTokenizer", "HuggingFaceTokenizer", "ByteTokenizer"]
+
+MAX_SEED = 2**32 - 1  # of numpy's RandomState, which orders the samples
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,13 @@ class ModelConfig:
     def __post_init__(self) -> None:
         positive = {"num_layers": 1, "hidden_size": 1, "num_attention_heads": 1, "seq_length": 1, "ffn_hidden_size": 1}
         positive |= {"num_query_groups": 1, "kv_channels": 1, "vocab_size": 1, "make_vocab_size_divisible_by": 1}
-        at_least("model", self, positive | {"max_position_embeddings": 1, "init_method_std": 0, "norm_epsilon": 0})
+        at_least("model", self, positive | {"max_position_embeddings": 1})
+        above_zero("model", self, ("rotary_base", "norm_epsilon", "init_method_std"))
         below_one("model", self, ("attention_dropout", "hidden_dropout"))
+        # Beyond any model, and within what int64 holds and a plan takes seconds for.
+        at_most("model", self, {"num_layers": 10_000, "hidden_size": 2**20, "seq_length": 2**30, "kv_channels": 2**16})
+        at_most("model", self, {"num_attention_heads": 2**16, "ffn_hidden_size": 2**24, "vocab_size": 2**31 - 1})
+        at_most("model", self, {"make_vocab_size_divisible_by": 2**24, "init_method_std": 1})
         if self.kv_channels is None and self.hidden_size % self.num_attention_heads:
             raise ConfigError(
                 f"model.hidden_size = {self.hidden_size} is not a multiple of num_attention_heads = "
@@ -135,6 +142,10 @@ class TrainingConfig:
             "exit_interval": 1,
         }
         at_least("training", self, bounds | {"eval_interval": 1, "eval_iters": 0, "seed": 0})
+        at_most("training", self, {"micro_batch_size": 2**20, "global_batch_size": 2**30, "train_iters": 2**40})
+        at_most("training", self, {"train_samples": 2**48})
+        if self.seed > MAX_SEED:
+            raise ConfigError(f"training.seed = {self.seed} is above {MAX_SEED}, numpy's last; give one from 0 on")
         if self.train_iters is not None and self.train_samples is not None:
             raise ConfigError(
                 f"training.train_iters = {self.train_iters} and train_samples = {self.train_samples} both set the "

@@ -106,7 +106,7 @@ def _check_memory(
     if needed > present:
         raise DataError(
             f"num_samples = {num_samples} of {seq_length} tokens are {num_epochs} epochs of {corpus}, whose order "
-            f"takes {needed / 1e9:.0f} GB where this machine has {present / 1e9:.0f}; lower train_iters (or eval_iters), "
+            f"takes {needed / 1e9:.0f} GB where this machine has {present / 1e9:.0f}; lower train_iters or eval_iters, "
             "or give more text"
         )
 

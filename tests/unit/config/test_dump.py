@@ -27,7 +27,7 @@ def test_a_preset_survives_printing(name: str) -> None:
     assert parse(dump(config)) == config
 
 
-@given(paths=st.lists(TEXT, max_size=4), save=st.none() | TEXT, rate=RATE, epsilon=RATE, seed=st.integers(0, 2**63))
+@given(paths=st.lists(TEXT, max_size=4), save=st.none() | TEXT, rate=RATE, epsilon=RATE, seed=st.integers(0, 2**32 - 1))
 def test_any_configuration_survives_printing(
     paths: list[str], save: str | None, rate: float, epsilon: float, seed: int
 ) -> None:
