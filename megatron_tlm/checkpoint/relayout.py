@@ -23,10 +23,11 @@ import torch
 
 from megatron_tlm.checkpoint.blocks import ByteCounter, Progress, row_blocks
 from megatron_tlm.checkpoint.load import Reader, find
+from megatron_tlm.checkpoint.lock import FolderLock
 from megatron_tlm.checkpoint.manifest import TensorId
 from megatron_tlm.checkpoint.root import step_directories, step_name, step_of
 from megatron_tlm.checkpoint.save import Piece, begin, commit, write_part
-from megatron_tlm.checkpoint.target import plan_target
+from megatron_tlm.checkpoint.target import Target, plan_target
 from megatron_tlm.checkpoint.tensor_file import DTYPES
 from megatron_tlm.checkpoint.tiling import Box
 from megatron_tlm.checkpoint.verify import verify as verify
@@ -70,26 +71,35 @@ def convert(
         _check_target(source, source_root, target_root, target.facts.step, size_bytes)
         count = ByteCounter(size_bytes, progress)
         had_root = target_root.exists()
-        partial = begin(target_root, target.facts.step)
         try:
-            with ThreadPoolExecutor(workers or min(4, os.cpu_count() or 1)) as pool:
-                written = [
-                    pool.submit(write_part, partial, number, [_moved(tensors, *held, count) for held in part])
-                    for number, part in enumerate(target.parts)
-                ]
-                try:
-                    for part_written in written:
-                        part_written.result()
-                except BaseException:
-                    count.stop()
-                    pool.shutdown(cancel_futures=True)
-                    raise
-            return commit(partial, target.facts, parts=target.facts.grid.size, tokenizer=reader.tokenizer)
+            with FolderLock(target_root):
+                return _write(target, target_root, tensors, count, workers or min(4, os.cpu_count() or 1))
         except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            if not had_root and not any(target_root.iterdir()):
+            if not had_root and target_root.is_dir() and not any(target_root.iterdir()):
                 target_root.rmdir()
             raise
+
+
+def _write(target: Target, root: Path, tensors: TensorSource, count: ByteCounter, workers: int) -> Path:
+    """All parts and the commit; nothing is left of them after an error."""
+    partial = begin(root, target.facts.step)
+    try:
+        with ThreadPoolExecutor(workers) as pool:
+            written = [
+                pool.submit(write_part, partial, number, [_moved(tensors, *held, count) for held in part])
+                for number, part in enumerate(target.parts)
+            ]
+            try:
+                for part_written in written:
+                    part_written.result()
+            except BaseException:
+                count.stop()
+                pool.shutdown(cancel_futures=True)
+                raise
+        return commit(partial, target.facts, parts=target.facts.grid.size, tokenizer=tensors.tokenizer)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
 
 
 @dataclass(frozen=True)

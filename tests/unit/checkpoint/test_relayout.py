@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from megatron_tlm.checkpoint.load import Reader, find
+from megatron_tlm.checkpoint.lock import FolderLock
 from megatron_tlm.checkpoint.relayout import convert
+from megatron_tlm.checkpoint.save import begin
 from megatron_tlm.checkpoint.verify import tensor_hash, verify
 from megatron_tlm.checkpoint.widen import padded_widths
 from megatron_tlm.errors import CheckpointError, PlanError
@@ -176,6 +178,18 @@ def test_a_failure_half_way_leaves_nothing(source: Path, monkeypatch: pytest.Mon
 
     with pytest.raises(CheckpointError, match="half way"):
         convert(source, source.parent / "b", tensor=2, pipe=2, progress=fail)
+
+
+def test_a_folder_that_another_writes_in_is_left_alone(tmp_path: Path) -> None:
+    save(tmp_path / "a", values(model_shape()), facts(model_shape()))
+    with FolderLock(tmp_path / "b"):
+        unfinished = begin(tmp_path / "b", 10)
+        with pytest.raises(CheckpointError, match=r"b = held by another run; wait for it"):
+            convert(tmp_path / "a", tmp_path / "b", tensor=2, pipe=1)
+        assert unfinished.is_dir()
+    unfinished.rmdir()
+    convert(tmp_path / "a", tmp_path / "b", tensor=2, pipe=1)
+    assert sorted(path.name for path in (tmp_path / "b").iterdir()) == ["latest", "step-00000010"]
 
 
 def test_the_same_step_is_not_written_twice(tmp_path: Path) -> None:
