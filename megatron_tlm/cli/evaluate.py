@@ -48,6 +48,11 @@ def main(arguments: Sequence[str]) -> int:
     from megatron_tlm.evaluation.restore import load_model
 
     restored = load_model(args.load, step, tell=_tell)
+    positions = restored.config.model.positions
+    if length is not None and length > positions:
+        raise ConfigError(
+            f"--seq-length = {length} exceeds the model's max_position_embeddings = {positions}; give a shorter one"
+        )
     for prefix in args.data_path:
         record = _measure(restored, prefix, args.split, length or restored.plan.seq_length, batch, iterations)
         print(json.dumps(record) if args.json else _sentence(record), flush=True)

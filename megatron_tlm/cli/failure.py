@@ -4,7 +4,8 @@ import os
 import sys
 
 from megatron_tlm.comm.torchrun import leave_word
-from megatron_tlm.errors import TlmError
+from megatron_tlm.config.launch import read_launch
+from megatron_tlm.errors import ConfigError, TlmError
 
 USER_ERROR = 2
 
@@ -23,4 +24,8 @@ def report(error: TlmError) -> None:
 
 def is_first_rank() -> bool:
     """Whether this process is rank 0 of its launch, or no launcher started it."""
-    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
+    try:
+        launch = read_launch()
+    except ConfigError:
+        return True  # nobody can tell who is first, and the mistake has to be told
+    return launch.rank == 0 and ("RANK" in os.environ or launch.local_rank == 0)

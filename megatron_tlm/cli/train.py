@@ -1,6 +1,5 @@
 """`megatron-tlm train`: the configuration checked and told, the plan printed, and then the run itself."""
 
-import os
 from collections.abc import Sequence
 
 from megatron_tlm.cli.failure import is_first_rank
@@ -8,8 +7,8 @@ from megatron_tlm.cli.options import config_parser, shown_config, speaks_unicode
 from megatron_tlm.cli.plan_table import describe
 from megatron_tlm.config.check import check_training
 from megatron_tlm.config.flags import read_flags
+from megatron_tlm.config.launch import read_launch
 from megatron_tlm.config.load import load, notes
-from megatron_tlm.errors import ConfigError
 from megatron_tlm.plan.build import build_plan
 
 EXAMPLES = """\
@@ -50,7 +49,4 @@ def main(arguments: Sequence[str]) -> int:
 
 def launched_ranks() -> int:
     """The world size that the launcher announces; 1 without a launcher."""
-    text = os.environ.get("WORLD_SIZE", "1")
-    if not text.isdigit() or text == "0":
-        raise ConfigError(f"WORLD_SIZE = {text!r} is not a number of ranks; start with torchrun, or unset it")
-    return int(text)
+    return read_launch().world_size

@@ -14,6 +14,9 @@ from torch import Tensor
 from megatron_tlm.errors import ConfigError, PlanError
 from megatron_tlm.model.stage import Stage
 
+LEAST_TEMPERATURE = 1e-6  # logits over less leave float32
+LAST_SEED = 2**64 - 1  # of torch's generators
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -27,6 +30,12 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.temperature < 0:
             raise ConfigError(f"temperature = {self.temperature:g} is below 0; give 0 (greedy) or more")
+        if 0 < self.temperature < LEAST_TEMPERATURE:
+            raise ConfigError(
+                f"temperature = {self.temperature:g} is below {LEAST_TEMPERATURE:g} and not 0; give 0 for greedy"
+            )
+        if not 0 <= self.seed <= LAST_SEED:
+            raise ConfigError(f"seed = {self.seed} lies outside 0..{LAST_SEED}; give a smaller one")
         if self.top_k < 0:
             raise ConfigError(f"top_k = {self.top_k} is below 0; give 0 (all tokens) or more")
         if not 0 < self.top_p <= 1:

@@ -42,6 +42,19 @@ FOREIGN = {
     "hybrid_engine": "use the generate command",
 }
 
+# Integers, and the least that each may be.
+COUNTS = {
+    "steps_per_print": 1,
+    "zero_optimization.reduce_bucket_size": 0,
+    "zero_optimization.allgather_bucket_size": 0,
+    "zero_optimization.sub_group_size": 0,
+    "zero_optimization.stage3_prefetch_bucket_size": 0,
+    "zero_optimization.stage3_param_persistence_threshold": 0,
+    "zero_optimization.stage3_model_persistence_threshold": 0,
+    "zero_optimization.stage3_max_live_parameters": 0,
+    "zero_optimization.stage3_max_reuse_distance": 0,
+}
+
 
 def check_deepspeed(config: Config) -> None:
     """ConfigError for what DeepSpeed cannot combine, and for a JSON that is unreadable or contradicts the rest."""
@@ -111,7 +124,13 @@ def _defaults(config: Config) -> Settings:
 def merge(bound: Mapping[str, Bound], defaults: Mapping[str, Any], user: Settings, path: str) -> Settings:
     """One nested dict; ConfigError naming both values and both places where the user's JSON says otherwise."""
     flat: Settings = {**defaults}
+    blocks = {key.split(".")[0] for key in (*bound, *defaults) if "." in key}
     for key, value in _flatten(user):
+        if key in blocks:
+            if value == {}:
+                continue  # says nothing
+            raise ConfigError(f"{path}: {key} = {json.dumps(value)} is not an object; write {{...}} or leave it out")
+        _check_number(key, value, path)
         key = key.replace("bfloat16.", "bf16.", 1) if key.startswith("bfloat16.") else key
         _refuse_foreign(key, value, path)
         ours = bound.get(key)
@@ -123,6 +142,17 @@ def merge(bound: Mapping[str, Bound], defaults: Mapping[str, Any], user: Setting
         if value != "auto":
             flat[key] = value
     return _nest(flat | {key: item.value for key, item in bound.items()})
+
+
+def _check_number(key: str, value: Any, path: str) -> None:
+    """ConfigError for what DeepSpeed would refuse once the ranks have met; 5e8 is an integer to it."""
+    if key not in COUNTS or value == "auto":
+        return
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if number is None or number < COUNTS[key] or number != number // 1 or number == float("inf"):
+        raise ConfigError(
+            f"{path}: {key} = {json.dumps(value)} is not an integer of {COUNTS[key]} or more; give one, or leave it out"
+        )
 
 
 def _refuse_foreign(key: str, value: Any, path: str) -> None:

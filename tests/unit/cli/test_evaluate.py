@@ -84,3 +84,12 @@ def test_a_mistake_is_told(
 ) -> None:
     assert main(["evaluate", "--load", str(checkpoint), "--data-path", str(corpus), *flags.split()]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_windows_longer_than_the_model_are_refused(
+    checkpoint: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", "--load", str(checkpoint), "--data-path", str(corpus), "--seq-length", "33"]) == 2
+    assert (
+        "--seq-length = 33 exceeds the model's max_position_embeddings = 32; give a shorter" in capsys.readouterr().err
+    )

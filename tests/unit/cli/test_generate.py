@@ -62,6 +62,8 @@ def test_new_tokens_end_where_the_model_does(checkpoint: Path, capsys: pytest.Ca
     [
         (["--prompt", "x" * 32], "--prompt = 32 tokens fills the model's max_position_embeddings = 32"),
         (["--prompt", "x", "--top-p", "0"], "top_p = 0 lies outside (0, 1]"),
+        (["--prompt", "x", "--temperature", "1e-320"], "is below 1e-06 and not 0; give 0 for greedy"),
+        (["--prompt", "x", "--seed", str(10**30)], f"seed = {10**30} lies outside 0..{2**64 - 1}; give a smaller"),
         (["--prompt", "x", "--top-k", "-1"], "--top-k = -1 is below 0"),
         (["--prompt", "x", "--temperature", "hot"], "--temperature = 'hot' is not a finite number"),
         (["--prompt", "x", "--greedy", "--temperature", "2"], "--temperature: not allowed with argument --greedy"),

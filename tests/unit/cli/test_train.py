@@ -76,6 +76,16 @@ def test_one_rank_speaks(
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize(("rank", "what"), [("abc", "'abc' is not a rank"), ("5", "5 is beyond the last")])
+def test_a_rank_that_is_none_is_told(
+    rank: str, what: str, trained: list[Config], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    assert main(RUN) == 2
+    assert not trained
+    assert f"error: RANK = {what}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("world_size", "flags", "message"),
     [

@@ -57,6 +57,12 @@ def test_a_users_json_adds_and_tunes(tmp_path: Path) -> None:
     ("own", "message"),
     [
         ({"zero_optimization": {"stage": 2}}, r"ds.json: zero_optimization.stage = 2 contradicts .*zero_stage = 1"),
+        ({"zero_optimization": "x"}, r'ds.json: zero_optimization = "x" is not an object; write'),
+        ({"bf16": 1}, r"ds.json: bf16 = 1 is not an object"),
+        ({"zero_optimization": {"reduce_bucket_size": -5}}, r"reduce_bucket_size = -5 is not an integer of 0 or more"),
+        ({"zero_optimization": {"sub_group_size": "big"}}, r'sub_group_size = "big" is not an integer of 0 or more'),
+        ({"zero_optimization": {"allgather_bucket_size": 1.5}}, r"allgather_bucket_size = 1.5 is not an integer"),
+        ({"steps_per_print": 0}, r"steps_per_print = 0 is not an integer of 1 or more; give one, or leave it out"),
         ({"gradient_clipping": 3.0}, r"gradient_clipping = 3.0 contradicts optimizer.clip_grad = 1.0"),
         ({"bf16": {"enabled": True}}, r"bf16.enabled = true contradicts training.bf16 = false"),
         ({"bfloat16": {"enabled": True}}, r"bf16.enabled = true contradicts training.bf16 = false"),
@@ -73,6 +79,8 @@ def test_a_contradiction_names_both_values_and_both_places(tmp_path: Path, own: 
 
 
 def test_equal_values_in_another_spelling_are_no_contradiction(tmp_path: Path) -> None:
+    own = {"zero_optimization": {"reduce_bucket_size": 5e8}, "bf16": {}}
+    check_deepspeed(with_json(tmp_path, own))
     own = {"data_types": {"grad_accum_dtype": "float32"}, "fp16": {"enabled": False}, "gradient_clipping": 1}
     check_deepspeed(with_json(tmp_path, own))
 
