@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from megatron_tlm.checkpoint.load import Reader, find
+from megatron_tlm.checkpoint.lock import FolderLock
 from megatron_tlm.config.schema import Config
 from megatron_tlm.train.zero import ZeroEngine
 from tests.equivalence.launching import Launch, launch, losses_of, metrics_of, run_config
@@ -130,12 +131,19 @@ def test_a_rank_that_crashes_takes_the_others_along(tmp_path: Path) -> None:
     assert time.monotonic() - start < 60
 
 
-def test_a_save_that_fails_on_a_rank_ends_all_and_says_where(tmp_path: Path) -> None:
+def test_a_save_folder_that_cannot_be_ends_every_rank_before_a_step(tmp_path: Path) -> None:
     (tmp_path / "ck").write_text("in the way")
     ended = launch(run_config(tmp_path, exit_interval=2), 2)
     assert ended.codes == [2, 2]
+    assert all(f"{tmp_path / 'ck'} cannot be written" in said for said in ended.err)
+
+
+def test_a_save_folder_of_another_run_is_refused_once(tmp_path: Path) -> None:
+    with FolderLock(tmp_path / "ck"):
+        ended = launch(run_config(tmp_path, exit_interval=2), 2)
+    assert ended.codes == [2, 2]
     assert len(errors(ended)) == 1
-    assert f"{tmp_path / 'ck'}" in errors(ended)[0]
+    assert f"{tmp_path / 'ck'} = held by another run" in errors(ended)[0]
 
 
 def test_load_without_a_checkpoint_is_refused_unless_a_fresh_start_is_allowed(tmp_path: Path) -> None:
