@@ -39,6 +39,9 @@ class ArchitectureConfig:
     memory_conv_width: int = option(4, "titans: width of the causal filters after q, k and v")
     memory_persistent_tokens: int = option(128, "titans: learned tokens in front of every sequence")
     memory_max_step: float = option(0.01, "titans: largest step of the memory's inner learning")
+    compile_memory: bool = option(
+        False, "titans: fuse a chunk's kernels by torch.compile, in training; needs a C++ compiler, starts later"
+    )
     attention_window: int = option(2048, "titans_mag: keys that the attention branch looks back on")
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ rank's heads, M = B n, w width of the filters.
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -94,9 +95,10 @@ class MemoryGate(nn.Module):
 class NeuralMemory(nn.Module):
     """This rank's memories. `first` and `second` are W_0; `scale` and `shift`, of the norm inside, are not written."""
 
-    def __init__(self, sizes: MemorySizes, placement: Placement) -> None:
+    def __init__(self, sizes: MemorySizes, placement: Placement, *, compiled: bool = False) -> None:
         super().__init__()
         self.sizes = sizes
+        self.compiled = compiled
         self.segment_chunks = SEGMENT_CHUNKS
         heads = local_width(sizes.num_heads, placement.tensor.size, "num_attention_heads")
         head, inner, channels = sizes.head_width, sizes.inner_width, sizes.num_heads * sizes.head_width
@@ -169,10 +171,12 @@ class NeuralMemory(nn.Module):
         for q_, k_, v_, *gate in pieces:
             before, length = state, q_.shape[1]
             arguments = (q_, k_, v_, Gates(*gate), state, *norm, self.sizes.chunk_size, anchor if phase else None)
+            # A piece of a chunk is rare, or one of many lengths: not worth a compilation.
+            run = partial(run_segment, compiled=self.compiled and length % self.sizes.chunk_size == 0)
             if recomputes:
-                output, state = checkpoint(run_segment, *arguments, use_reentrant=False, preserve_rng_state=False)
+                output, state = checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=False)
             else:
-                output, state = run_segment(*arguments)
+                output, state = run(*arguments)
             outputs.append(output)
             if phase == 0:
                 anchor = before.weights  # of use where this is the last piece and ends inside a chunk

@@ -18,6 +18,8 @@ the memory, L = 2 its layers (first W2, then W1); a state holds W and S in one t
 """
 
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -87,17 +89,20 @@ def run_segment(
     shift_M1H: Tensor,
     chunk_size: int,
     anchor: Weights | None = None,
+    *,
+    compiled: bool = False,
 ) -> tuple[Tensor, State]:
     """Outputs [M, T, H] and the state after T tokens: whole chunks, or less than one.
 
-    `anchor`: where the T tokens continue a chunk, the weights with which it began.
+    `anchor`: where the T tokens continue a chunk, the weights with which it began. `compiled` fuses a chunk's kernels.
     """
+    run_chunk = compiled_chunk() if compiled else _run_chunk
     length = min(chunk_size, q_MTH.shape[1])
     firsts, seconds = _coefficients(gates, length)
     chunks = (x.reshape(x.shape[0], -1, length, x.shape[2]).unbind(1) for x in (q_MTH, k_MTH, v_MTH))
     outputs = []
     for q, k, v, first, second in zip(*chunks, firsts, seconds, strict=True):
-        output, state = _run_chunk(q, k, v, first, second, state, anchor, scale_M1H, shift_M1H)
+        output, state = run_chunk(q, k, v, first, second, state, anchor, scale_M1H, shift_M1H)
         outputs.append(output)
     return torch.cat(outputs, dim=1), state
 
@@ -164,6 +169,13 @@ def _run_chunk(
     return output, State(
         _carried(state.first_M2mH, first, d_hidden, k), _carried(state.second_M2Hm, second, d_out, active)
     )
+
+
+@cache
+def compiled_chunk() -> Callable[..., tuple[Tensor, State]]:
+    """A chunk's body through torch.compile: built at its first call, once per shape, and kept."""
+    compiled: Callable[..., tuple[Tensor, State]] = torch.compile(_run_chunk, dynamic=False)
+    return compiled
 
 
 def _mixed(both_MC_: Tensor, layer: Coefficients) -> Tensor:

@@ -23,6 +23,7 @@ class BlockOptions:
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
     recompute: Recompute | None = None
+    compile_memory: bool = False
 
     @property
     def draws(self) -> bool:

@@ -44,7 +44,7 @@ class TitansLmm(ResidualBlock):
         super().__init__(sizes.width, epsilon, placement, options)
         channels = sizes.num_heads * sizes.head_width
         self.persistent = _persistent(persistent_tokens, sizes.width, placement)
-        self.memory = NeuralMemory(sizes, placement)
+        self.memory = NeuralMemory(sizes, placement, compiled=options.compile_memory)
         self.memory_norm = HeadNorm(sizes.num_heads, sizes.head_width, epsilon, placement)
         self.z = ColumnLinear(sizes.width, channels, placement)
         self.o = RowLinear(channels, sizes.width, placement)
@@ -100,7 +100,7 @@ class TitansMag(Attention):
         )
         self.window = window
         self.persistent = _persistent(persistent_tokens, sizes.width, placement)
-        self.memory = NeuralMemory(sizes, placement)
+        self.memory = NeuralMemory(sizes, placement, compiled=options.compile_memory)
         self.attention_norm = HeadNorm(sizes.num_heads, sizes.head_width, epsilon, placement)
         self.memory_norm = HeadNorm(sizes.num_heads, sizes.head_width, epsilon, placement)
 

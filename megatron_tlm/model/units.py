@@ -54,6 +54,7 @@ def block_options(config: Config) -> BlockOptions:
         hidden_dropout=config.model.hidden_dropout,
         attention_dropout=config.model.attention_dropout,
         recompute=config.parallel.recompute_granularity,
+        compile_memory=config.architecture.compile_memory,
     )
 
 

@@ -1,5 +1,8 @@
 """Titans' blocks: recomputation inside, windows, caches, precision. What they compute: equivalence/test_mixers."""
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -138,3 +141,42 @@ def test_extreme_gates_stay_finite(gate: str, logit: float, kind: dict[str, Any]
     block.branch(x).sum().backward()
     gradients = [x.grad, *(parameter.grad for name, parameter in block.named_parameters() if name != "norm.weight")]
     assert all(gradient is not None and gradient.isfinite().all() for gradient in gradients)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("TLM_SLOW_TESTS" not in os.environ, reason="torch's compiler takes a minute; set TLM_SLOW_TESTS=1")
+def test_a_compiled_chunk_computes_the_same() -> None:
+    """In a process of its own: compiling starts threads, which forked ranks do not survive."""
+    ended = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
+    if "cannot compile" in ended.stdout:
+        pytest.skip(ended.stdout.strip())
+    assert ended.returncode == 0, ended.stderr[-2000:]
+
+
+COMPILED = """
+import sys
+sys.modules.setdefault("z3", None)  # a half-installed z3 breaks torch's compiler, which can do without
+import torch
+from megatron_tlm.layers.memory import MemorySizes, NeuralMemory
+from megatron_tlm.layers.placement import Placement
+torch.set_num_threads(1)
+try:
+    torch.compile(lambda x: x + 1)(torch.ones(2))
+except Exception as error:
+    print("torch cannot compile here:", str(error).splitlines()[0])
+    raise SystemExit(0)
+sizes = MemorySizes(8, 2, 4, 8, 4, 4, 0.1)
+memory = NeuralMemory(sizes, Placement(dtype=torch.float64))
+for index, parameter in enumerate(memory.parameters()):
+    torch.nn.init.normal_(parameter, std=0.5, generator=torch.Generator().manual_seed(index))
+x = torch.randn(2, 18, 8, generator=torch.Generator().manual_seed(99), dtype=torch.float64)
+results = []
+for compiled in (False, True):
+    memory.compiled = compiled
+    memory.zero_grad()
+    y = memory(x, None, None, None)
+    y.square().sum().backward()
+    results.append([y.detach(), *(parameter.grad.clone() for parameter in memory.parameters())])
+for ours, theirs in zip(*results, strict=True):
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+"""
