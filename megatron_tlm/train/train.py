@@ -100,7 +100,7 @@ def prepare(config: Config, world_size: int, damaged: Mapping[Path, str] = Mappi
         )
     plan = build_plan(config, vocab_size, data=degree)
     pack_rules(config.data, eod_id(tokenizer), plan.shape.mixer)
-    _check_data(config, plan)
+    check_corpora(config.data, plan.shape.vocab_size, valid=config.training.eval_iters > 0)
     news: list[str] = []
     source = find_resume(config.checkpoint, news, damaged)
     check_save_folder(config.checkpoint, source)
@@ -135,11 +135,6 @@ def _undamaged(
     if damaged:
         data = _attempt(lambda: _datasets(config, prepared))
     return prepared, data
-
-
-def _check_data(config: Config, plan: Plan) -> None:
-    """DataError for a corpus that is not there, or is another tokenizer's."""
-    check_corpora(config.data, plan.shape.vocab_size, valid=config.training.eval_iters > 0)
 
 
 def check_log_folders(config: Config, rank: int) -> None:
