@@ -54,6 +54,7 @@ def test_a_mistake_is_one_line_and_exit_code_two(
 def test_other_ranks_fail_in_silence(
     variable: str, rank: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv(variable, rank)
     assert main(["plan"]) == 2
     assert capsys.readouterr().err == ""
@@ -61,6 +62,7 @@ def test_other_ranks_fail_in_silence(
 
 def test_torchrun_is_told_by_every_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "attempt" / "error.json"
+    monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
     assert main(["trian"]) == 2
