@@ -20,6 +20,7 @@ from megatron_tlm.comm.groups import Mesh, build_mesh, init_distributed, new_gro
 from megatron_tlm.comm.torchrun import stop_with_launcher
 from megatron_tlm.config.check import check_training, global_batch_size
 from megatron_tlm.config.dump import dump
+from megatron_tlm.config.launch import read_launch
 from megatron_tlm.config.schema import Config
 from megatron_tlm.data.loader import Datasets, build_datasets, check_corpora, data_facts
 from megatron_tlm.data.tokenizers import Tokenizer, load_tokenizer
@@ -66,7 +67,7 @@ def train(config: Config, announce: Callable[[], None] = lambda: None) -> int:
     TlmError for a mistake seen before the process group stands. Later ones end this process: code 2 for a TlmError,
     1 for anything else.
     """
-    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    rank, world_size, _ = read_launch()
     stop_with_launcher()
     prepared = prepare(config, world_size)
     announce()
