@@ -112,6 +112,7 @@ print(f"training loss    {losses[0]:.3f} at step 1, {sum(losses[-20:]) / 20:.3f}
 print(f"validation loss  {', '.join(f'{loss:.3f}' for loss in valid)}")
 PYTHON
 cat <<END
+by hand          source ${TLM_VENV:-$root/.venv}/bin/activate, and megatron-tlm --help works in this shell
 loss plot        $run/logs/loss.png
 every step       $run/logs/metrics.jsonl
 TensorBoard      tensorboard --logdir $run/logs/tensorboard
