@@ -1,4 +1,4 @@
-"""How much faster the planner's cut is than the rules of DeepSpeed and Megatron, simulated: the README's table.
+"""How much faster the planner's cut is than the rules of DeepSpeed and Megatron, simulated: docs/planner.md's table.
 
     python tools/bench/plan_gains.py            a row per preset, stages and vocabulary, a column per sequence length
     python tools/bench/plan_gains.py --full     a row per case, a column per rule
