@@ -21,4 +21,5 @@ ruff check .
 ruff format --check .
 mypy --strict megatron_tlm
 
-exec python -m pytest -q --durations=15 "$@"
+# Files are shared out whole, so that what a file sets up once is set up once.
+exec python -m pytest -q --durations=15 --numprocesses auto --maxprocesses 4 --dist loadfile "$@"

@@ -5,6 +5,7 @@ Everything is compared by global name, so a layout cannot hide a shard in the wr
 
 import contextlib
 import gc
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -45,7 +46,12 @@ STEPS = 5
 LEARNING_RATES = (1e-2, 8e-3, 6e-3, 4e-3, 2e-3)
 
 # Imported here, before ranks are forked: a first engine costs each process five seconds of imports otherwise.
+_launcher = {name: os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
 prepare_deepspeed(torch.device("cpu"))
+# It names this process rank 0 of 1, which the commands that other tests start would inherit; ranks name themselves.
+for _name, _value in _launcher.items():
+    if _value is None:
+        os.environ.pop(_name, None)
 for late in (
     "deepspeed.runtime.zero.muon.muon_optimizer",
     "deepspeed.runtime.zero.stage3",
