@@ -45,7 +45,8 @@ class PairStream:
         assert sequences.sum() == len(lengths)
         mark = self.mark
         borders = mark.sequences + np.cumsum(sequences, dtype=np.int64)
-        for file, digest, values in zip(self._files, self._hashes, (tokens, lengths, borders), strict=True):
+        columns: tuple[NDArray[np.integer], ...] = (tokens, lengths, borders)
+        for file, digest, values in zip(self._files, self._hashes, columns, strict=True):
             raw = np.ascontiguousarray(values).data.cast("B") if len(values) else b""
             file.write(raw)
             digest.update(raw)
