@@ -2,7 +2,6 @@
 
 import argparse
 import re
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -84,10 +83,6 @@ class Parser(argparse.ArgumentParser):
 def program(command: str) -> str:
     """How the user called this: `megatron-tlm train`, whatever path the interpreter saw."""
     return f"megatron-tlm {command}"
-
-
-def default_arguments(arguments: Sequence[str] | None) -> Sequence[str]:
-    return sys.argv[1:] if arguments is None else arguments
 
 
 def _with_hyphens(argument: str) -> str:

@@ -51,10 +51,6 @@ class UnitCost:
     def forward_flops(self) -> int:
         return self.flops // (1 + BACKWARD_OVER_FORWARD)
 
-    @property
-    def backward_flops(self) -> int:
-        return self.flops - self.forward_flops
-
 
 def unit_cost(unit: Unit, shape: ModelShape, workload: Workload) -> UnitCost:
     """The cost of one unit under a workload."""
