@@ -53,7 +53,8 @@ class Scale:
 class StepReport:
     """One finished step; `tokens` and `samples` count from the start of the run, `step` from 1.
 
-    `wait_seconds` of its `seconds` it waited for data; `sources` are the tokens trained on by corpus, where counted.
+    `wait_seconds` of its `seconds` it waited for data; `sources` are the tokens trained on by corpus, where counted;
+    `scalars` what watchers add, by name.
     """
 
     step: int
@@ -64,6 +65,7 @@ class StepReport:
     seconds: float
     wait_seconds: float = 0.0
     sources: Mapping[str, int] = field(default_factory=dict)
+    scalars: Mapping[str, float] = field(default_factory=dict)
 
 
 class RunLog(Protocol):
@@ -160,6 +162,7 @@ class WritingLog:
                 "data-wait-share": report.wait_seconds / max(report.seconds, 1e-9),
                 **{f"tokens/{Path(source).name}": float(tokens) for source, tokens in report.sources.items()},
                 **{name: value for level in report.result.levels for name, value in level_scalars(level)},
+                **report.scalars,
             },
         )
         if report.step % self._config.log_interval == 0 or report.step == self._scale.train_steps:
@@ -222,6 +225,7 @@ class WritingLog:
                 "tokens_per_second": speed.tokens_per_second,
                 "tflops_per_device": speed.tflops_per_device,
                 "mfu": speed.mfu,
+                **report.scalars,
                 **({"levels": [asdict(level) for level in report.result.levels]} if report.result.levels else {}),
             }
         )

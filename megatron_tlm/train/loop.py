@@ -6,7 +6,7 @@ its learning rate from its number. A resumed run therefore repeats what an unint
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,6 +27,7 @@ from megatron_tlm.train.saver import Saver
 from megatron_tlm.train.saving import Progress
 from megatron_tlm.train.schedule import Schedule
 from megatron_tlm.train.stop import StopRequest
+from megatron_tlm.train.watch import Moment, Watcher, watched
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Run:
     log: RunLog
     saver: Saver | None
     data_facts: Callable[[int], Mapping[str, Scalar]] = lambda consumed_samples: {}
+    watchers: Sequence[Watcher] = ()
 
     @property
     def samples_per_step(self) -> int:
@@ -115,6 +117,8 @@ def _one_step(run: Run, progress: Progress, batches: Feed, first_step: int) -> P
         run.saver.finish()  # what was begun is the checkpoint to go back to
     check_finite(result, progress.step + 1, run.saver.saved_step if run.saver is not None else first_step)
     progress = progress.after_step(run.samples_per_step, run.tokens_per_step)
+    wait_seconds = batches.take_wait()
+    seen = watched(run.watchers, Moment(progress.step, result, seconds, wait_seconds))
     run.log.step(
         StepReport(
             step=progress.step,
@@ -123,7 +127,8 @@ def _one_step(run: Run, progress: Progress, batches: Feed, first_step: int) -> P
             result=result,
             learning_rate=learning_rate,
             seconds=seconds,
-            wait_seconds=batches.take_wait(),
+            wait_seconds=wait_seconds,
+            scalars=seen,
             sources=_tokens_by_source(run, progress),
         )
     )

@@ -17,7 +17,8 @@ from megatron_tlm.config.schema import (
 )
 from megatron_tlm.data.pair_writer import IndexedDatasetWriter
 from megatron_tlm.errors import CheckpointError, ConfigError, DataError
-from megatron_tlm.train.train import check_log_folders, prepare
+from megatron_tlm.train.opening import check_log_folders
+from megatron_tlm.train.prepare import prepare
 
 CONFIG = Config(
     ModelConfig(num_layers=2, hidden_size=32, num_attention_heads=2, seq_length=8, vocab_size=300),

@@ -1,0 +1,63 @@
+"""What a run tells before its first step, and where it is going to tell the rest."""
+
+from pathlib import Path
+
+import torch
+
+from megatron_tlm.checkpoint.folder import require_writable
+from megatron_tlm.comm.groups import Mesh
+from megatron_tlm.config.dump import dump
+from megatron_tlm.config.schema import Config
+from megatron_tlm.train.build import choose_backend
+from megatron_tlm.train.engine import Engine
+from megatron_tlm.train.log import RunLog, Scale, SilentLog, WritingLog
+from megatron_tlm.train.metrics import peak_tflops, short
+from megatron_tlm.train.prepare import Prepared
+from megatron_tlm.train.saving import Progress
+
+
+def check_log_folders(config: Config, rank: int) -> None:
+    """ConfigError on the rank that writes the logs, where it cannot."""
+    for name in ("log_dir", "tensorboard_dir"):
+        folder = getattr(config.logging, name)
+        if folder is not None and rank == 0:
+            require_writable(Path(folder), f"logging.{name}")
+
+
+def build_log(config: Config, prepared: Prepared, mesh: Mesh, progress: Progress) -> RunLog:
+    if mesh.rank > 0:
+        return SilentLog()
+    plan = prepared.plan
+    batch = plan.micro_batches * config.training.micro_batch_size * plan.grid.data
+    known_peak = choose_backend(config) == "nccl" and config.training.bf16
+    scale = Scale(
+        tokens_per_step=batch * plan.seq_length,
+        samples_per_step=batch,
+        flops_per_token=plan.flops_per_token,
+        num_devices=plan.grid.size,
+        peak_tflops=peak_tflops(torch.cuda.get_device_name()) if known_peak else None,
+        train_steps=prepared.train_steps,
+    )
+    return WritingLog(config.logging, scale, progress.step, dump(config), first_samples=progress.consumed_samples)
+
+
+def opening(prepared: Prepared, engine: Engine, progress: Progress, *, finetune: bool) -> list[str]:
+    """What a person wants to see before the first step."""
+    plan, grid = prepared.plan, prepared.plan.grid
+    widths = plan.shape.widths
+    taper = f"width {widths[0]}" if len(set(widths)) == 1 else f"widths {widths[0]} -> {widths[-1]}"
+    layout = f"tensor {grid.tensor} x pipe {grid.pipe} x data {grid.data}"
+    lines = [
+        f"model: {short(plan.parameters)} parameters in {plan.shape.num_layers} layers, MLP {taper}",
+        f"layout: {layout} = {grid.size} ranks, {plan.micro_batches} micro-batches per step, "
+        f"slowest stage {plan.slowest / plan.mean:.3f} x the mean",
+        f"optimizer: {type(engine.deepspeed.basic_optimizer).__module__.split('.')[0]} "
+        f"{type(engine.deepspeed.basic_optimizer).__name__}, ZeRO {engine.deepspeed.zero_optimization_stage()}",
+    ]
+    if prepared.source is not None and prepared.facts is not None:
+        lines.append(
+            f"weights from {prepared.source} (step {prepared.facts.step}); steps, data and schedule start anew"
+            if finetune
+            else f"continued from {prepared.source} at step {progress.step}"
+        )
+    return lines
