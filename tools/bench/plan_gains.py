@@ -2,6 +2,7 @@
 
     python tools/bench/plan_gains.py            a row per preset, stages and vocabulary, a column per sequence length
     python tools/bench/plan_gains.py --full     a row per case, a column per rule
+    python tools/bench/plan_gains.py --brief    the README's: a row per rule, a column per preset, median and largest
 
 Each number is a rule's simulated step time over ours, minus one, in percent. Exits with 1 if any rule is ever ahead.
 """
@@ -10,6 +11,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from statistics import median
 from typing import NamedTuple
 
 from megatron_tlm.config.document import preset_names, read_preset
@@ -83,6 +85,20 @@ def short_table(found: list[Case]) -> list[str]:
     return lines
 
 
+def brief_table(found: list[Case]) -> list[str]:
+    """Over all stages, vocabularies and lengths of a preset: the median gain and the largest over each rule."""
+    presets = list(dict.fromkeys(case.preset for case in found if case.gains))
+    lines = [f"| rule | {' | '.join(presets)} |", "| --- " * (1 + len(presets)) + "|"]
+    for index, rule in enumerate(RULES):
+        cells = []
+        for preset in presets:
+            gains = [case.gain(case.rivals[index]) for case in found if case.preset == preset]
+            known = [gain for gain in gains if gain is not None]
+            cells.append(f"{median(known):.1%} / {max(known):.1%}" if known else "-")
+        lines.append(f"| {rule} | {' | '.join(cells)} |")
+    return lines
+
+
 def full_table(found: list[Case]) -> list[str]:
     """A row per case, with the slowest stage over the mean of ours."""
     lines = [f"| preset | stages | vocabulary | length | slowest/mean | {' | '.join(RULES)} |"]
@@ -97,9 +113,12 @@ def full_table(found: list[Case]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--full", action="store_true")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--full", dest="table", action="store_const", const=full_table, default=short_table)
+    size.add_argument("--brief", dest="table", action="store_const", const=brief_table)
+    table = parser.parse_args().table
     found = list(cases())
-    print("\n".join(full_table(found) if parser.parse_args().full else short_table(found)))
+    print("\n".join(table(found)))
     behind = [case for case in found if any(gain < 0 for gain in case.gains)]
     unproven = sum(not case.proven for case in found)
     print(f"\n{len(found)} cases, {len(behind)} behind a rule, {unproven} not proven the best", file=sys.stderr)
