@@ -10,6 +10,7 @@ from pathlib import Path
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 LAUNCHED = "TORCHELASTIC_RUN_ID"
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -33,3 +34,8 @@ def stop_with_launcher() -> None:
     """
     if LAUNCHED in os.environ and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def restart_count() -> int:
+    """How often torchrun has started this run again; 0 without torchrun."""
+    return int(os.environ.get(RESTARTS) or 0)

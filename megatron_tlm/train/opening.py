@@ -1,15 +1,19 @@
 """What a run tells before its first step, and where it is going to tell the rest."""
 
+import socket
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
 from megatron_tlm.checkpoint.folder import require_writable
-from megatron_tlm.comm.groups import Mesh
+from megatron_tlm.comm.groups import Mesh, gather_object
+from megatron_tlm.comm.torchrun import restart_count
 from megatron_tlm.config.dump import dump
 from megatron_tlm.config.schema import Config
 from megatron_tlm.train.build import choose_backend
 from megatron_tlm.train.engine import Engine
+from megatron_tlm.train.events import start_facts
 from megatron_tlm.train.log import RunLog, Scale, SilentLog, WritingLog
 from megatron_tlm.train.metrics import peak_tflops, short
 from megatron_tlm.train.prepare import Prepared
@@ -25,6 +29,8 @@ def check_log_folders(config: Config, rank: int) -> None:
 
 
 def build_log(config: Config, prepared: Prepared, mesh: Mesh, progress: Progress) -> RunLog:
+    """The log of this rank, with the event of its start in it; collective."""
+    hosts = gather_object(socket.gethostname())
     if mesh.rank > 0:
         return SilentLog()
     plan = prepared.plan
@@ -38,7 +44,19 @@ def build_log(config: Config, prepared: Prepared, mesh: Mesh, progress: Progress
         peak_tflops=peak_tflops(torch.cuda.get_device_name()) if known_peak else None,
         train_steps=prepared.train_steps,
     )
-    return WritingLog(config.logging, scale, progress.step, dump(config), first_samples=progress.consumed_samples)
+    log = WritingLog(
+        config.logging,
+        scale,
+        progress.step,
+        dump(config),
+        first_samples=progress.consumed_samples,
+        restarted=restart_count() > 0,
+    )
+    facts = start_facts(plan, train_steps=prepared.train_steps, samples_per_step=batch, hosts=hosts)
+    log.event("start", progress.step, **facts)
+    if progress.step:
+        log.event("resume", progress.step, source=str(prepared.source), **asdict(log.lost))
+    return log
 
 
 def opening(prepared: Prepared, engine: Engine, progress: Progress, *, finetune: bool) -> list[str]:

@@ -25,6 +25,7 @@ from megatron_tlm.data.tokenizers import Tokenizer
 from megatron_tlm.plan.build import Plan
 from megatron_tlm.train.agree import agree
 from megatron_tlm.train.engine import Engine
+from megatron_tlm.train.events import Tell, tell_nobody
 from megatron_tlm.train.saving import Progress, begin_save, commit_save, drop_save, held_pieces, lock_saves
 
 _WRITING, _WRITTEN, _COMMITTED = range(3)
@@ -62,9 +63,9 @@ class _Pending:
 
 
 class BackgroundSaver:
-    """One save at a time; `say` hears of each that is done. With `async_save` off every save is finished at once.
+    """One save at a time; `say` and `event` hear of each that is done.
 
-    No other run can save in its folder until it is closed.
+    With `async_save` off every save is finished at once. No other run can save in its folder until it is closed.
     """
 
     def __init__(
@@ -77,10 +78,11 @@ class BackgroundSaver:
         *,
         saved_step: int,
         say: Callable[[str], None],
+        event: Tell = tell_nobody,
     ) -> None:
         self.saved_step = saved_step
         self._config, self._engine, self._plan, self._mesh = config, engine, plan, mesh
-        self._tokenizer, self._say = tokenizer, say
+        self._tokenizer, self._say, self._event = tokenizer, say, event
         self._lock = lock_saves(config, mesh)
         self._pending: _Pending | None = None
         self._snapshot = Snapshot()
@@ -131,14 +133,23 @@ class BackgroundSaver:
                 if first:
                     drop_save(pending.partial)
         if slowest == -_WRITTEN and first and not pending.committing:
-            pending.job = self._writer.submit(
-                commit_save, self._config, self._plan, pending.progress, pending.partial, self._tokenizer
-            )
+            pending.job = self._writer.submit(self._commit, pending)
             pending.committing = True
         if slowest == -_COMMITTED:
             self._pending, self.saved_step = None, pending.progress.step
             if first:
-                self._say(_told(job.result(), time.perf_counter() - pending.began, pending.stall_seconds))
+                self._tell(*job.result(), pending)
+
+    def _commit(self, pending: _Pending) -> tuple[Path, int]:
+        """The checkpoint and its size in bytes."""
+        final = commit_save(self._config, self._plan, pending.progress, pending.partial, self._tokenizer)
+        return final, sum(file.stat().st_size for file in final.iterdir())
+
+    def _tell(self, path: Path, size_bytes: int, pending: _Pending) -> None:
+        seconds, stall = time.perf_counter() - pending.began, pending.stall_seconds
+        self._say(f"saved {path} in {seconds:.1f} s, for {stall:.2f} s of which training stood still")
+        facts = {"path": str(path), "seconds": round(seconds, 3), "stall_seconds": round(stall, 3)}
+        self._event("checkpoint", pending.progress.step, **facts, bytes=size_bytes)
 
 
 class Snapshot:
@@ -163,7 +174,3 @@ class Snapshot:
         if on_device:
             torch.cuda.current_stream().synchronize()
         return copies
-
-
-def _told(path: Path, seconds: float, stall_seconds: float) -> str:
-    return f"saved {path} in {seconds:.1f} s, for {stall_seconds:.2f} s of which training stood still"

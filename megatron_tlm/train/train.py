@@ -143,7 +143,8 @@ def _saver(
     if config.checkpoint.save is None:
         return None
     plan, tokenizer = prepared.plan, prepared.tokenizer
-    return BackgroundSaver(config, engine, plan, mesh, tokenizer, saved_step=progress.step, say=log.say)
+    saved = progress.step
+    return BackgroundSaver(config, engine, plan, mesh, tokenizer, saved_step=saved, say=log.say, event=log.event)
 
 
 def _datasets(config: Config, prepared: Prepared) -> Datasets:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_tlm.comm.torchrun import leave_word
+from megatron_tlm.comm.torchrun import leave_word, restart_count
 
 WORKER = """
 import signal, sys, time
@@ -63,3 +63,10 @@ def test_a_worker_is_asked_to_stop_when_its_launcher_is_killed(tmp_path: Path, l
         assert told.exists() is launched
         if not launched:
             os.kill(worker, signal.SIGKILL)
+
+
+def test_torchrun_counts_its_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
+    assert restart_count() == 0
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
+    assert restart_count() == 2

@@ -1,6 +1,7 @@
 """Console, metrics.jsonl and TensorBoard of a run, and what a step back takes away."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from megatron_tlm.config.schema import LoggingConfig
 from megatron_tlm.train.engine import StepResult
-from megatron_tlm.train.log import Scale, SilentLog, StepReport, WritingLog, take_back
+from megatron_tlm.train.log import Scale, SilentLog, StepReport, WritingLog
 
 SCALE = Scale(
     tokens_per_step=100,
@@ -85,11 +86,6 @@ def test_a_run_that_goes_back_takes_back_the_later_lines(tmp_path: Path) -> None
     assert [record["step"] for record in records] == [1, 2, 3, 3]
 
 
-def test_there_may_be_nothing_to_take_back(tmp_path: Path) -> None:
-    take_back(tmp_path / "metrics.jsonl", 3)
-    assert not (tmp_path / "metrics.jsonl").exists()
-
-
 def test_tensorboard_has_megatrons_scalars(tmp_path: Path) -> None:
     write(tmp_path, 0, 2)
     board = EventAccumulator(str(tmp_path / "tensorboard"))
@@ -115,6 +111,47 @@ def test_a_run_from_scratch_leaves_a_former_runs_files(tmp_path: Path, capsys: p
     assert [event.step for event in board.Scalars("lm loss")] == [1, 2, 3]
 
 
+def events_of(folder: Path) -> list[tuple[str, int]]:
+    records = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [(record["event"], record["step"]) for record in records]
+
+
+def test_events_are_a_history_that_a_step_back_does_not_shorten(tmp_path: Path) -> None:
+    for first, last in ((0, 4), (2, 5)):
+        log = WritingLog(LoggingConfig(log_dir=str(tmp_path)), SCALE, first, "")
+        log.event("start", first, ranks=2)
+        for step in range(first + 1, last + 1):
+            log.step(report(step))
+        log.event("checkpoint", last, bytes=7)
+        assert (log.lost.steps_again, log.lost.seconds_again) == ((0, 0.0) if first == 0 else (2, 0.5))
+        log.close()
+    assert events_of(tmp_path) == [("start", 0), ("checkpoint", 4), ("start", 2), ("checkpoint", 5)]
+    record = json.loads((tmp_path / "events.jsonl").read_text().splitlines()[1])
+    assert record["bytes"] == 7
+    assert record["time"] == pytest.approx(time.time(), abs=60)
+
+
+def test_a_run_that_its_launcher_starts_again_from_scratch_keeps_its_history(tmp_path: Path) -> None:
+    for restarted in (False, True):
+        log = WritingLog(LoggingConfig(log_dir=str(tmp_path)), SCALE, 0, "", restarted=restarted)
+        log.event("start", 0)
+        log.step(report(1))
+        log.close()
+    assert events_of(tmp_path) == [("start", 0), ("start", 0)]
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
+    assert not list(tmp_path.glob("*.1.jsonl"))
+
+
+def test_a_run_from_scratch_begins_a_new_history(tmp_path: Path) -> None:
+    for _ in range(2):
+        log = WritingLog(LoggingConfig(log_dir=str(tmp_path)), SCALE, 0, "")
+        log.event("start", 0)
+        log.step(report(1))
+        log.close()
+    assert events_of(tmp_path) == [("start", 0)]
+    assert (tmp_path / "events.1.jsonl").exists()
+
+
 def test_without_folders_only_the_console_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     log = WritingLog(LoggingConfig(), SCALE, 0, "")
@@ -128,6 +165,7 @@ def test_the_other_ranks_say_nothing(capsys: pytest.CaptureFixture[str]) -> None
     log.say("x")
     log.step(report(1))
     log.evaluation(1, 4, 1.0)
+    log.event("stop", 1, cause="x")
     log.close()
     assert capsys.readouterr().out == ""
 

@@ -57,7 +57,7 @@ def test_a_full_disk_ends_the_logs_and_not_the_run(
     metrics = log._metrics
     assert metrics is not None
     with open("/dev/full", "w") as disk:
-        os.dup2(disk.fileno(), metrics.fileno())
+        os.dup2(disk.fileno(), metrics._file.fileno())
     monkeypatch.setattr(Board, "scalars", lambda self, step, samples, values: full())
     monkeypatch.setattr(log_module, "write_loss_plot", full)
     for step in range(2, 5):

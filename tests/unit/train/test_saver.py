@@ -31,6 +31,7 @@ class Trainer:
         self.tensors = {name: torch.zeros(spec.shape) for name, spec in PLAN.parameter_specs.items()}
         self.gate = threading.Event()
         self.said: list[str] = []
+        self.events: list[tuple[str, int, dict[str, Any]]] = []
         self.fault: Exception | None = None
         config = replace(CONFIG, checkpoint=CheckpointConfig(save=str(root), **checkpoint))
         patch.setattr(saver_module, "held_pieces", lambda *_: [piece(name, t) for name, t in self.tensors.items()])
@@ -43,6 +44,7 @@ class Trainer:
             None,
             saved_step=0,
             say=self.said.append,
+            event=lambda kind, step, **facts: self.events.append((kind, step, facts)),
         )
 
     def write_part(self, *args: Any) -> Any:
@@ -87,6 +89,10 @@ def test_what_is_saved_is_what_was_at_the_start(trainer: Trainer, tmp_path: Path
     assert saved_value(tmp_path / "ck") == (1, 1.0)
     assert trainer.said[0].startswith(f"saved {tmp_path / 'ck' / 'step-00000001'} in ")
     assert "training stood still" in trainer.said[0]
+    [(kind, step, facts)] = trainer.events
+    assert (kind, step, facts["path"]) == ("checkpoint", 1, str(tmp_path / "ck" / "step-00000001"))
+    assert facts["bytes"] == sum(file.stat().st_size for file in Path(facts["path"]).iterdir())
+    assert 0 <= facts["stall_seconds"] <= facts["seconds"]
 
 
 def test_polling_alone_brings_it_to_its_end(trainer: Trainer, tmp_path: Path) -> None:
@@ -153,7 +159,7 @@ def test_what_a_failed_save_wrote_is_removed(trainer: Trainer, tmp_path: Path, m
 
 
 def test_two_runs_do_not_save_in_one_folder(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AgreedError, match="ck = held by another run; wait for it or save to another folder"):
+    with pytest.raises(AgreedError, match="ck is held by another run; wait for it or save to another folder"):
         Trainer(tmp_path / "ck", monkeypatch)
     Trainer(tmp_path / "other", monkeypatch)
     trainer.saver.close()
