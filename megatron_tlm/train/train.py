@@ -125,7 +125,7 @@ def _run(config: Config, prepared: Prepared, built: Callable[[], Datasets]) -> N
         log=log,
         saver=_saver(config, prepared, mesh, engine, progress, log),
         data_facts=lambda consumed_samples: data_facts(data, consumed_samples),
-        watchers=build_watchers(config, plan, mesh, engine),
+        watchers=build_watchers(config, plan, mesh, engine, log.say),
     )
     try:
         train_loop(run, progress)
