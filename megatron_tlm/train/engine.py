@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from megatron_tlm.comm.groups import AxisGroup
 from megatron_tlm.layers.loss import vocab_parallel_cross_entropy
+from megatron_tlm.train.gate import Judge, accept
 from megatron_tlm.train.multi_frequency import LevelReport
 from megatron_tlm.train.packing import IGNORED
 
@@ -23,12 +24,14 @@ MicroBatches = Iterator[NDArray[np.int64]]
 class StepResult:
     """One optimizer step: mean loss of the global batch, norm of its whole gradient before clipping.
 
-    `levels` tells what the levels of a continuum memory did, where the model has one.
+    `levels` tells what the levels of a continuum memory did, where the model has one. Where the update was not
+    `applied` the model and its optimizer are as they were before; a norm that is no number may then read inf.
     """
 
     loss: float
     grad_norm: float
     levels: tuple[LevelReport, ...] = ()
+    applied: bool = True
 
 
 class Engine(Protocol):
@@ -37,8 +40,11 @@ class Engine(Protocol):
     parameters: dict[str, nn.Parameter]
     deepspeed: Any
 
-    def train_step(self, micro_batches: MicroBatches, learning_rate: float) -> StepResult:
-        """Takes one step's micro-batches and steps the optimizer; the result is equal on all ranks."""
+    def train_step(self, micro_batches: MicroBatches, learning_rate: float, judge: Judge = accept) -> StepResult:
+        """Takes one step's micro-batches and steps the optimizer; the result is equal on all ranks.
+
+        Without the update where loss or norm are no numbers, or `judge` says so.
+        """
 
     def evaluate(self, micro_batches: MicroBatches, count: int) -> float:
         """The mean loss of `count` micro-batches per data rank, without dropout; equal on all ranks."""

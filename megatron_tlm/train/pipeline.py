@@ -20,7 +20,7 @@ from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from megatron_tlm.comm.groups import AxisGroup, Mesh
+from megatron_tlm.comm.groups import AxisGroup, Mesh, all_reduce_sum
 from megatron_tlm.config.schema import Config
 from megatron_tlm.layers.packing import Packing
 from megatron_tlm.model.stage import Stage
@@ -28,6 +28,7 @@ from megatron_tlm.plan.build import Plan
 from megatron_tlm.plan.grid import Coordinate
 from megatron_tlm.train.deepspeed_config import deepspeed_config
 from megatron_tlm.train.engine import MicroBatches, StepResult, mean_loss
+from megatron_tlm.train.gate import Judge, StepGate, accept
 from megatron_tlm.train.optimizer import build_optimizer, clip_gradients, level_groups, read_levels, set_learning_rate
 from megatron_tlm.train.packing import PackRules
 from megatron_tlm.train.quiet import hushed
@@ -110,14 +111,29 @@ class PipelineEngine:
             )
         if config.parallel.zero_stage == 0:
             self._clip_before_step()
+        self._gate = StepGate(optimizer, lambda: (self._mean_loss(), self._grad_norm()))
 
-    def train_step(self, micro_batches: MicroBatches, learning_rate: float) -> StepResult:
+    def train_step(self, micro_batches: MicroBatches, learning_rate: float, judge: Judge = accept) -> StepResult:
         set_learning_rate(self.deepspeed.optimizer, learning_rate)
+        self._gate.close(judge)
         loss = float(self.deepspeed.train_batch(self._batches(micro_batches, self._plan.micro_batches)))
-        if self._config.parallel.zero_stage > 0:
-            self._norm = float(self.deepspeed.get_global_grad_norm())
+        if not self._gate.open():
+            return StepResult(loss, self._grad_norm(), applied=False)
         levels = read_levels(self.deepspeed.basic_optimizer, self._config, self._plan, self._mesh)
-        return StepResult(loss, self._norm, levels)
+        return StepResult(loss, self._grad_norm(), levels)
+
+    def _grad_norm(self) -> float:
+        """Of the gradient as it was before clipping."""
+        if self._config.parallel.zero_stage == 0:
+            return self._norm
+        return float(self.deepspeed.optimizer._global_grad_norm)
+
+    def _mean_loss(self) -> float:
+        """Of the step under way, whose micro-batches are all through; DeepSpeed tells it only once it has stepped."""
+        place, grid = self._mesh.coordinate, self._plan.grid
+        speaks = place.pipe == grid.pipe - 1 and place.tensor == 0
+        total = float(self.deepspeed.total_loss) if speaks else 0.0
+        return all_reduce_sum([total])[0] / (self._plan.micro_batches * grid.data)
 
     def evaluate(self, micro_batches: MicroBatches, count: int) -> float:
         batches = self._batches(micro_batches, count)

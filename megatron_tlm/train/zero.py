@@ -20,6 +20,7 @@ from megatron_tlm.model.stage import Stage
 from megatron_tlm.plan.build import Plan
 from megatron_tlm.train.deepspeed_config import deepspeed_config
 from megatron_tlm.train.engine import MicroBatches, StepResult, mean_loss
+from megatron_tlm.train.gate import Judge, StepGate, accept
 from megatron_tlm.train.optimizer import build_optimizer, clip_gradients, level_groups, read_levels, set_learning_rate
 from megatron_tlm.train.packing import PackRules
 from megatron_tlm.train.quiet import hushed
@@ -68,6 +69,7 @@ class ZeroEngine:
     def __init__(self, config: Config, plan: Plan, mesh: Mesh, stage: Stage, rules: PackRules) -> None:
         self.parameters = stage.global_parameters()
         self._config, self._plan, self._mesh, self._rules = config, plan, mesh, rules
+        self._loss = self._norm = 0.0
         groups = level_groups(self.parameters, config, plan, mesh)
         optimizer = build_optimizer(groups, config.optimizer, config.architecture.cms_update)
         settings = deepspeed_config(config, micro_batches=plan.micro_batches, data=mesh.data.size)
@@ -76,23 +78,34 @@ class ZeroEngine:
             self.deepspeed, *_ = deepspeed.initialize(
                 model=stage, optimizer=optimizer, config=settings, mpu=Units(mesh)
             )
+        self._gate = StepGate(optimizer, lambda: (self._loss, self._grad_norm()))
 
-    def train_step(self, micro_batches: MicroBatches, learning_rate: float) -> StepResult:
+    def train_step(self, micro_batches: MicroBatches, learning_rate: float, judge: Judge = accept) -> StepResult:
         engine, count = self.deepspeed, self._plan.micro_batches
         engine.train()
         set_learning_rate(engine.optimizer, learning_rate)
         total = torch.zeros((), dtype=torch.float64, device=engine.device)
-        norm = 0.0
+        self._gate.close(judge)
         for index, loss in enumerate(self._losses(micro_batches, count)):
             total += loss.detach()
             engine.backward(loss)
-            if index == count - 1 and self._config.parallel.zero_stage == 0:
-                norm = clip_gradients(self.parameters.values(), self._mesh, self._config.optimizer.clip_grad)
+            if index == count - 1:
+                self._loss = self._mean(float(total) / count, self._mesh.data)
+                if self._config.parallel.zero_stage == 0:
+                    clip = self._config.optimizer.clip_grad
+                    self._norm = clip_gradients(self.parameters.values(), self._mesh, clip)
             engine.step()
-        if self._config.parallel.zero_stage > 0:
-            norm = float(engine.get_global_grad_norm())
+        if not self._gate.open():
+            return StepResult(self._loss, self._grad_norm(), applied=False)
         levels = read_levels(engine.basic_optimizer, self._config, self._plan, self._mesh)
-        return StepResult(self._mean(float(total) / count, self._mesh.data), norm, levels)
+        return StepResult(self._loss, self._grad_norm(), levels)
+
+    def _grad_norm(self) -> float:
+        """Of the gradient as it was before clipping."""
+        if self._config.parallel.zero_stage == 0:
+            return self._norm
+        # Under ZeRO 1 to 3 the optimizer knows first, the engine only after the step.
+        return float(self.deepspeed.optimizer._global_grad_norm)
 
     @torch.no_grad()
     def evaluate(self, micro_batches: MicroBatches, count: int) -> float:
