@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from megatron_tlm.comm.torchrun import leave_word
 from megatron_tlm.config.launch import read_launch
@@ -20,6 +22,24 @@ def report(error: TlmError) -> None:
     if is_first_rank():
         print(f"megatron-tlm: error: {line}", file=sys.stderr, flush=True)
     leave_word(line)
+
+
+@contextmanager
+def words_for_other_nodes() -> Iterator[None]:
+    """Within: a mistake that this node alone may have made, its run.yaml being another one, is told to all nodes.
+
+    Their ranks wait for this one at the launcher's store, and would for the whole timeout.
+    """
+    try:
+        yield
+    except TlmError as error:
+        launch = read_launch()
+        if launch.local_rank == 0 and os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
+            # Only now: it takes the seconds of torch, and one node on its own has nobody to tell.
+            from megatron_tlm.comm.meeting import leave_early_word
+
+            leave_early_word(" ".join(str(error).split()), launch.rank, launch.world_size)
+        raise
 
 
 def is_first_rank() -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from megatron_tlm.cli.failure import is_first_rank
+from megatron_tlm.cli.failure import is_first_rank, words_for_other_nodes
 from megatron_tlm.cli.options import config_parser, shown_config, speaks_unicode, tell, vocab_size
 from megatron_tlm.cli.plan_table import describe
 from megatron_tlm.config.check import check_training
@@ -30,11 +30,12 @@ EXAMPLES = """\
 def main(arguments: Sequence[str]) -> int:
     """Train as asked. What flags alone decide is refused before torch is imported, files before anything is told."""
     text = "Train a tapered language model, on this process or on every rank that torchrun started."
-    namespace = config_parser("train", text, EXAMPLES).parse(arguments)
-    flags = read_flags(namespace)
-    config = load(flags)
-    data = check_training(config, launched_ranks())
-    plan = build_plan(config, vocab_size(config), data=data)
+    with words_for_other_nodes():
+        namespace = config_parser("train", text, EXAMPLES).parse(arguments)
+        flags = read_flags(namespace)
+        config = load(flags)
+        data = check_training(config, launched_ranks())
+        plan = build_plan(config, vocab_size(config), data=data)
 
     def announce() -> None:
         if is_first_rank():

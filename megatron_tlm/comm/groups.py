@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from megatron_tlm.errors import CommError
 from megatron_tlm.plan.grid import Axis, Coordinate, Grid
@@ -70,8 +71,12 @@ def init_distributed(
     init_method: str = "env://",
     rank: int | None = None,
     world_size: int | None = None,
+    store: Store | None = None,
 ) -> None:
-    """Join the world that torchrun (or `init_method`, `rank`, `world_size`) describes; CommError where it does not."""
+    """Join the world that torchrun (or `init_method`, `rank`, `world_size`) describes; CommError where it does not.
+
+    `store`, of ranks that have met already, is used in place of `init_method`.
+    """
     if rank is None or world_size is None:
         absent = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
         if absent:
@@ -82,7 +87,13 @@ def init_distributed(
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if "nccl" in backend:
         _choose_device()
-    dist.init_process_group(backend, init_method=init_method, timeout=timeout, rank=rank, world_size=world_size)
+    meeting = {"init_method": init_method} if store is None else {"store": PrefixStore("world", store)}
+    dist.init_process_group(backend, timeout=timeout, rank=rank, world_size=world_size, **meeting)
+
+
+def lone_store() -> Store:
+    """For a world of one process."""
+    return HashStore()
 
 
 def _choose_device() -> None:

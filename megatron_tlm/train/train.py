@@ -4,21 +4,19 @@ What can be refused is refused before a process group exists. From then on a ran
 once, without a last collective: the others would wait for it.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
 
 from megatron_tlm.checkpoint.facts import Scalar
-from megatron_tlm.comm.groups import Mesh, build_mesh, init_distributed, new_groups_wait, shutdown
+from megatron_tlm.comm.groups import Mesh, build_mesh, init_distributed, lone_store, new_groups_wait, shutdown
+from megatron_tlm.comm.meeting import Meeting, meet
 from megatron_tlm.comm.torchrun import stop_with_launcher
 from megatron_tlm.config.launch import read_launch
 from megatron_tlm.config.schema import Config
 from megatron_tlm.data.loader import Datasets, build_datasets, data_facts
-from megatron_tlm.errors import TlmError
-from megatron_tlm.train.agree import agree
+from megatron_tlm.train.agree import agree, agree_before
 from megatron_tlm.train.build import build_engine, choose_backend
 from megatron_tlm.train.engine import Engine
 from megatron_tlm.train.leave import leave
@@ -28,11 +26,11 @@ from megatron_tlm.train.multi_frequency import level_news
 from megatron_tlm.train.opening import build_log, check_log_folders, opening
 from megatron_tlm.train.optimizer import run_periods
 from megatron_tlm.train.prepare import Prepared, eod_id, prepare
+from megatron_tlm.train.rank_facts import require_same_facts
+from megatron_tlm.train.rank_work import require_same_work
 from megatron_tlm.train.saver import BackgroundSaver, Saver
 from megatron_tlm.train.saving import Progress, damage, resume
 from megatron_tlm.train.watchers import build_watchers
-
-T = TypeVar("T")
 
 
 def train(config: Config, announce: Callable[[], None] = lambda: None) -> int:
@@ -43,13 +41,16 @@ def train(config: Config, announce: Callable[[], None] = lambda: None) -> int:
     """
     rank, world_size, _ = read_launch()
     stop_with_launcher()
-    prepared = prepare(config, world_size)
+    meeting = meet(rank, world_size, _timeout(config))
+    require_same_facts(meeting, config)
+    prepared = agree_before(meeting, "prepare", lambda: prepare(config, world_size))
     announce()
     # Before the process group stands: a sample order may take minutes, and no collective shall wait for it.
-    data = _attempt(lambda: _datasets(config, prepared))
+    data = agree_before(meeting, "data", lambda: _datasets(config, prepared))
+    require_same_work(meeting, config, prepared, data.fingerprint)
     try:
-        _join(config)
-        prepared, data = _undamaged(config, prepared, data, rank, world_size)
+        _join(config, meeting)
+        prepared, data = _undamaged(config, prepared, data, meeting)
         _run(config, prepared, data)
         shutdown()
     except BaseException as error:
@@ -57,16 +58,15 @@ def train(config: Config, announce: Callable[[], None] = lambda: None) -> int:
     return 0
 
 
-def _undamaged(
-    config: Config, prepared: Prepared, data: Callable[[], Datasets], rank: int, world_size: int
-) -> tuple[Prepared, Callable[[], Datasets]]:
+def _undamaged(config: Config, prepared: Prepared, data: Datasets, meeting: Meeting) -> tuple[Prepared, Datasets]:
     """Reads every file of the source once, ranks together; where it is damaged all prepare for the step before."""
     damaged: dict[Path, str] = {}
-    while prepared.source is not None and (fault := damage(prepared.source, rank, world_size)):
+    while prepared.source is not None and (fault := damage(prepared.source, meeting.rank, meeting.world_size)):
         damaged[prepared.source] = fault
-        prepared = agree(lambda: prepare(config, world_size, damaged))
+        prepared = agree(lambda: prepare(config, meeting.world_size, damaged))
     if damaged:
-        data = _attempt(lambda: _datasets(config, prepared))
+        # Not under a collective, which would wait for the timeout and no longer.
+        data = agree_before(meeting, "data of the step before", lambda: _datasets(config, prepared))
     return prepared, data
 
 
@@ -74,34 +74,18 @@ def _timeout(config: Config) -> timedelta:
     return timedelta(minutes=config.parallel.distributed_timeout_minutes)
 
 
-def _join(config: Config) -> None:
-    backend, timeout = choose_backend(config), _timeout(config)
-    if "WORLD_SIZE" in os.environ:
-        init_distributed(backend, timeout)
-    else:
-        # One process on its own: DeepSpeed wants a process group all the same, on any free port.
-        init_distributed(backend, timeout, init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+def _join(config: Config, meeting: Meeting) -> None:
+    # One process on its own needs a process group all the same, DeepSpeed wants it, but no port to be found at.
+    store = meeting.store or lone_store()
+    init_distributed(
+        choose_backend(config), _timeout(config), rank=meeting.rank, world_size=meeting.world_size, store=store
+    )
 
 
-def _attempt(action: Callable[[], T]) -> Callable[[], T]:
-    """Does it now; the result, or the fault that ranks can agree on, is for later."""
-    try:
-        result = action()
-    except (TlmError, OSError) as error:
-        fault = error
-
-        def fail() -> T:
-            raise fault
-
-        return fail
-    return lambda: result
-
-
-def _run(config: Config, prepared: Prepared, built: Callable[[], Datasets]) -> None:
+def _run(config: Config, prepared: Prepared, data: Datasets) -> None:
     plan = prepared.plan
     with new_groups_wait(_timeout(config)):
         mesh = build_mesh(plan.grid)
-        data = agree(built)
         agree(lambda: check_log_folders(config, mesh.rank))
         engine = build_engine(config, plan, mesh, eod_id(prepared.tokenizer))
     progress = Progress() if prepared.source is None else resume(config, engine, plan, mesh, prepared.source)
