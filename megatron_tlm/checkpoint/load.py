@@ -58,11 +58,12 @@ def file_faults(directory: Path, manifest: Manifest) -> Iterator[str]:
     for name, record in manifest.files.items():
         path = directory / name
         if not path.is_file():
-            yield f"{path} = missing but the manifest names it; use another step"
+            yield f"{path} is missing but the manifest names it; use another step"
         elif path.resolve().parent != home:
-            yield f"{path} = a link to {path.resolve()}, outside the checkpoint; put the file itself there"
+            yield f"{path} is a link to {path.resolve()}, outside the checkpoint; put the file itself there"
         elif (size_bytes := path.stat().st_size) != record.size_bytes:
-            yield f"{path} = {size_bytes} bytes but the manifest says {record.size_bytes}; it was cut, use another step"
+            said = record.size_bytes
+            yield f"{path} has {size_bytes} bytes but the manifest says {said}; it was cut, use another step"
 
 
 def check_hashes(directory: Path, manifest: Manifest, *, rank: int = 0, ranks: int = 1) -> None:
@@ -93,7 +94,7 @@ def readable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CheckpointError(f"{path} = {error.strerror}, cannot be read; use another step") from error
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}); use another step") from error
 
 
 def find(
@@ -124,7 +125,9 @@ def find(
     if (root / MANIFEST_NAME).exists():
         manifest = check(root)
         if step not in (None, manifest.facts.step):
-            raise CheckpointError(f"{root} = the checkpoint of step {manifest.facts.step}, not {step}; give its parent")
+            raise CheckpointError(
+                f"{root} is the checkpoint of step {manifest.facts.step}, not {step}; give its parent"
+            )
         return root
     directories = step_directories(root)
     if not directories:
@@ -158,7 +161,7 @@ def _newest_whole(
             said = _shown(pointer) if pointer else "nothing"
             tell(f"{root / 'latest'} says {said}; loading {directory.name}, the newest complete one")
         return directory
-    raise CheckpointError(f"{root} = no complete checkpoint; {'; '.join(faults)}")
+    raise CheckpointError(f"{root} holds no complete checkpoint; {'; '.join(faults)}")
 
 
 def _shown(text: str) -> str:
@@ -169,10 +172,12 @@ def _shown(text: str) -> str:
 
 def _nothing_in(root: Path) -> str:
     if not root.is_dir():
-        return f"{root} = not a directory, so nothing can be loaded; give the directory that a run saved into"
+        return f"{root} is not a directory, so nothing can be loaded; give the directory that a run saved into"
     unfinished = sorted(path.name for path in root.glob(".step-*.partial"))
     found = f"only {', '.join(unfinished)}, never finished" if unfinished else f"no {step_name(0)[:5]}* directory"
-    return f"{root} = {found}, so there is no checkpoint; give the directory that a run saved into or leave out load"
+    return (
+        f"{root} holds {found}, so there is no checkpoint; give the directory that a run saved into or leave out load"
+    )
 
 
 def require_shape(path: Path, manifest: Manifest, shape: ModelShape) -> None:
@@ -180,7 +185,7 @@ def require_shape(path: Path, manifest: Manifest, shape: ModelShape) -> None:
     differences = manifest.facts.shape.differences(shape)
     if differences:
         raise CheckpointError(
-            f"{path} = a checkpoint of another model: {', '.join(differences)}; "
+            f"{path} is a checkpoint of another model: {', '.join(differences)}; "
             "give the saved sizes or load another checkpoint"
         )
 

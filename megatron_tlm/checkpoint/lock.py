@@ -25,7 +25,7 @@ class FolderLock:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(self._path, "ab")  # noqa: SIM115  # held beyond this function
         except OSError as error:
-            raise CheckpointError(f"{root} = {error.strerror}; {way_out(error)}") from error
+            raise CheckpointError(f"{root} cannot be written ({error.strerror}); {way_out(error)}") from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             held = self._is_current()
@@ -35,7 +35,7 @@ class FolderLock:
             return
         if not held:
             self._file.close()
-            raise CheckpointError(f"{root} = held by another run; wait for it or save to another folder")
+            raise CheckpointError(f"{root} is held by another run; wait for it or save to another folder")
 
     def release(self) -> None:
         if not self._file.closed:

@@ -146,11 +146,11 @@ def read_manifest(directory: Path) -> Manifest:
         size_bytes = path.stat().st_size
         if size_bytes > LARGEST_MANIFEST_BYTES:
             raise CheckpointError(
-                f"{path} = {size_bytes} bytes is above {LARGEST_MANIFEST_BYTES}; it is not a manifest, use another step"
+                f"{path} has {size_bytes} bytes, above {LARGEST_MANIFEST_BYTES}; it is not a manifest, use another step"
             )
         text = path.read_bytes()
     except OSError as error:
-        raise CheckpointError(f"{path} = {error.strerror}, cannot be read; use another step") from error
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}); use another step") from error
     return Manifest.from_bytes(text, f"{directory.name}/{MANIFEST_NAME}")
 
 

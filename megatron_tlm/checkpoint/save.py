@@ -95,7 +95,7 @@ class Piece:
         tensor = self.load()
         if tuple(tensor.shape) != tuple(self.size):
             raise CheckpointError(
-                f"{self.entry.key} = a tensor of {list(tensor.shape)} but {list(self.size)} was announced; "
+                f"{self.entry.key} is a tensor of {list(tensor.shape)} but {list(self.size)} was announced; "
                 "describe the tensor as it will be loaded"
             )
         yield tensor
@@ -179,7 +179,7 @@ def _disk_faults(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CheckpointError(f"{path} = {error.strerror}; {way_out(error)}") from error
+        raise CheckpointError(f"{path} cannot be written ({error.strerror}); {way_out(error)}") from error
 
 
 def _gather(partial: Path, parts: int) -> tuple[dict[str, FileRecord], dict[TensorId, TensorRecord]]:
@@ -198,7 +198,7 @@ def _gather(partial: Path, parts: int) -> tuple[dict[str, FileRecord], dict[Tens
         on_disk = path.stat().st_size if path.exists() else 0
         if on_disk != files[path.name].size_bytes:
             raise CheckpointError(
-                f"{path} = {on_disk} bytes but {files[path.name].size_bytes} were written; "
+                f"{path} has {on_disk} bytes but {files[path.name].size_bytes} were written; "
                 "the disk lost some, save again"
             )
         for tensor, record in tensors_from_json(members["tensors"], {path.name}).items():

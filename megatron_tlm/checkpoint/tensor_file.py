@@ -210,7 +210,7 @@ class TensorFile:
         try:
             self._handle = _open(path)
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{path} = {error}, so it is not a whole tensor file; use another step") from error
+            raise CheckpointError(f"{path} is not a whole tensor file ({error}); use another step") from error
         self._keys = frozenset(self._handle.keys())
 
     def entry(self, key: str) -> Entry:

@@ -86,10 +86,12 @@ def read_chunks(
                     position = end
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             kind = "zstandard" if source.packing == ".zst" else "gzip"
-            raise DataError(f"{source}:{number} = no whole {kind} file ({error}); copy it again") from error
+            raise DataError(
+                f"{source}:{number} is where the file stops being whole {kind} ({error}); copy it again"
+            ) from error
         except OSError as error:
             raise DataError(
-                f"{source}:{number} = cannot be read ({error.strerror}); mend it or leave it out"
+                f"{source}:{number} cannot be read ({error.strerror}); mend the file or leave it out"
             ) from error
 
 
@@ -146,7 +148,7 @@ def _read_paragraphs(source: Source, file: IO[bytes], size: int, limit: int) -> 
             yield "paragraph", rest[:cut], 0
             rest = rest[cut:]
         if len(rest) > limit:
-            raise DataError(f"{source} = {len(rest)} bytes without a blank line exceed {limit}; raise --max-line-mb")
+            raise DataError(f"{source} has {len(rest)} bytes without a blank line, above {limit}; raise --max-line-mb")
     if rest:
         yield "paragraph", rest, 0
 
@@ -182,7 +184,7 @@ def _read_rows(source: Source, keys: Sequence[str]) -> Iterator[Chunk]:
         names = file.schema_arrow.names
         for key in keys:
             if key not in names:
-                raise DataError(f"{source} = no column {key!r} among {', '.join(names)}; choose with --json-keys")
+                raise DataError(f"{source} has no column {key!r} among {', '.join(names)}; choose with --json-keys")
         number, told = 1, 0
         for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=list(dict.fromkeys(keys))):
             data = b"".join(json.dumps(row, default=_name_type).encode() + b"\n" for row in batch.to_pylist())
@@ -191,4 +193,4 @@ def _read_rows(source: Source, keys: Sequence[str]) -> Iterator[Chunk]:
             yield Chunk(str(source), "line", number - batch.num_rows, data, done - told)
             told = done
     except pyarrow.ArrowException as error:
-        raise DataError(f"{source} = no whole Parquet file ({error}); copy it again") from error
+        raise DataError(f"{source} is no whole Parquet file ({error}); copy it again") from error

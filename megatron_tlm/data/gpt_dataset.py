@@ -106,7 +106,7 @@ class GPTDataset:
 
     def _misfit(self, sample: int, reason: str) -> DataError:
         return DataError(
-            f"{self.indexed.prefix} = sample {sample} {reason}: the order is not of this corpus; empty the folder of "
+            f"{self.indexed.prefix}: sample {sample} {reason}: the order is not of this corpus; empty the folder of "
             "data_cache_path, or preprocess again"
         )
 
@@ -126,12 +126,12 @@ def _check_ids(ids: NDArray[np.integer], vocab_size: int, prefix: str) -> None:
     largest = int(ids.max())
     if largest >= vocab_size:
         raise DataError(
-            f"{prefix} = token id {largest} is beyond the model's vocab_size = {vocab_size}; "
+            f"{prefix}: token id {largest} is beyond the model's vocab_size = {vocab_size}; "
             "give the tokenizer that made the corpus, or preprocess again"
         )
     smallest = int(ids.min())
     if smallest < 0:
         raise DataError(
-            f"{prefix} = token id {smallest} is below 0, the first of the model's vocab_size = {vocab_size}; "
+            f"{prefix}: token id {smallest} is below 0, the first of the model's vocab_size = {vocab_size}; "
             "the .bin is damaged, preprocess again"
         )

@@ -77,21 +77,25 @@ def read_header(path: Path) -> IndexHeader:
         raw = file.read(HEADER.size)
         file_bytes = path.stat().st_size
     if raw.startswith(b"TNTIDX"):
-        raise DataError(f"{path} = TNTIDX is the old format of fairseq; preprocess the text again")
+        raise DataError(
+            f"{path} starts with TNTIDX, the old format of fairseq, not with {MAGIC!r}; preprocess the text again"
+        )
     if not raw.startswith(MAGIC):
-        raise DataError(f"{path} = {raw[:9]!r} does not start with {MAGIC!r}; give the prefix of a Megatron .bin/.idx")
+        raise DataError(f"{path} starts with {raw[:9]!r}, not with {MAGIC!r}; give the prefix of a Megatron .bin/.idx")
     if len(raw) < HEADER.size:
-        raise DataError(f"{path} = {file_bytes} bytes is shorter than its header of {HEADER.size}; preprocess again")
+        raise DataError(f"{path} has {file_bytes} bytes, fewer than its header's {HEADER.size}; preprocess again")
     _, version, code, num_sequences, num_borders = HEADER.unpack(raw)
     if version != VERSION:
-        raise DataError(f"{path} = version {version} is not version {VERSION}; preprocess the text again")
+        raise DataError(f"{path} has version {version}, not {VERSION}; preprocess the text again")
     if code not in TOKEN_CODES:
         known = "floating-point numbers" if code in FLOAT_CODES else "an unknown type"
-        raise DataError(f"{path} = type code {code} means {known}, not token ids; known are {sorted(TOKEN_CODES)}")
+        raise DataError(
+            f"{path} has type code {code}, {known}, not token ids; give a pair of one of {sorted(TOKEN_CODES)}"
+        )
     header = IndexHeader(TOKEN_CODES[code], num_sequences, num_borders)
     if file_bytes not in (header.file_bytes, header.file_bytes + num_sequences):
         raise DataError(
-            f"{path} = {file_bytes} bytes does not fit its {num_sequences} sequences and {num_borders} borders, "
-            f"which take {header.file_bytes}; the file is cut or damaged, preprocess again"
+            f"{path} has {file_bytes} bytes where its {num_sequences} sequences and {num_borders} borders "
+            f"take {header.file_bytes}; the file is cut or damaged, preprocess again"
         )
     return header

@@ -34,7 +34,7 @@ class IndexedDataset:
         self.prefix = str(self.bin_path)[: -len(".bin")]
         for path in (self.idx_path, self.bin_path):
             if not path.is_file():
-                raise DataError(f"{path} = no such file; give the prefix of a .bin/.idx pair, without its suffix")
+                raise DataError(f"{path} does not exist; give the prefix of a .bin/.idx pair, without its suffix")
         self.header = read_header(self.idx_path)
         raw = np.memmap(self.idx_path, dtype=np.uint8, mode="r").view(np.ndarray)
         header = self.header
@@ -52,7 +52,7 @@ class IndexedDataset:
         expected = int(self._offsets[-1]) + int(self.lengths[-1]) * itemsize if self.header.num_sequences else 0
         if bin_bytes != expected:
             raise DataError(
-                f"{self.bin_path} = {bin_bytes} bytes where {self.idx_path.name} expects {expected}; "
+                f"{self.bin_path} has {bin_bytes} bytes where {self.idx_path.name} expects {expected}; "
                 "the two are not of one run, preprocess again"
             )
         if bin_bytes == 0:  # an empty file cannot be mapped
@@ -70,7 +70,7 @@ class IndexedDataset:
             if wrong.any():
                 row = int(wrong.argmax())
                 raise DataError(
-                    f"{self.idx_path} = sequence {start + row} has {lengths[row]} tokens at byte {offsets[row]} where "
+                    f"{self.idx_path}: sequence {start + row} has {lengths[row]} tokens at byte {offsets[row]} where "
                     f"the one before ends at {ends[row] - lengths[row] * itemsize}; the index is damaged, preprocess "
                     "again"
                 )
@@ -81,7 +81,7 @@ class IndexedDataset:
         if len(borders) == 0 or borders[0] != 0 or borders[-1] != sequences:
             shown = (int(borders[0]), int(borders[-1])) if len(borders) else ()
             raise DataError(
-                f"{self.idx_path} = document borders {shown} do not run from 0 to its {sequences} sequences; "
+                f"{self.idx_path}: document borders {shown} do not run from 0 to its {sequences} sequences; "
                 "the index is damaged, preprocess again"
             )
         for start in range(0, len(borders) - 1, CHECK_BLOCK):
@@ -90,7 +90,7 @@ class IndexedDataset:
             if falls.any():
                 row = int(falls.argmax())
                 raise DataError(
-                    f"{self.idx_path} = document border {start + row + 1} at sequence {block[row + 1]} lies before the "
+                    f"{self.idx_path}: document border {start + row + 1} at sequence {block[row + 1]} lies before the "
                     f"one at {block[row]}; the index is damaged, preprocess again"
                 )
 

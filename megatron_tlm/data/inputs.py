@@ -52,12 +52,13 @@ class Source:
 
 
 def expand_inputs(patterns: Sequence[str], tell: Callable[[str], None] = lambda text: None) -> tuple[Source, ...]:
-    """The files that paths, globs and folders name, each pattern's in sorted order; every file once; `-` is lines.
+    """The files that paths, globs and folders name, each pattern's in sorted order; every file once, under
+    whatever names; `-` is lines.
 
     A folder stands for the files of a known kind at any depth below it, hidden ones left out. `tell` hears of files
     named more than once.
     """
-    sources: dict[Path, Source] = {}
+    sources: dict[Path, Source] = {}  # by what a path leads to, whichever way it is written
     again: dict[Path, None] = {}
     for pattern in patterns:
         if pattern == STANDARD_INPUT:
@@ -67,8 +68,10 @@ def expand_inputs(patterns: Sequence[str], tell: Callable[[str], None] = lambda 
         found = [source for match in matches for source in _sources(Path(match))]
         if not found:
             raise DataError(f"input = {pattern!r} matches no file of text; give files, globs or folders of {KNOWN}")
-        again |= {source.path: None for source in found if source.path in sources}
-        sources |= {source.path: source for source in found}
+        for source in found:
+            first = sources.setdefault(source.path.resolve(), source)
+            if first is not source:
+                again[first.path] = None
     if again:
         more = f" and {len(again) - 1} more" if len(again) > 1 else ""
         tell(f"input: {next(iter(again))}{more} named more than once, read once")

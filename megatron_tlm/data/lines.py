@@ -52,9 +52,9 @@ def read_line(line: bytes, keys: Sequence[str], address: str) -> Document | BadL
 
 
 def read_text(raw: bytes, keys: Sequence[str], address: str) -> Document | BadLine:
-    """A text as it stands, under every key."""
+    """A text as it stands, under every key, but for a byte order mark before it."""
     try:
-        text = decode(raw)
+        text = decode(raw.removeprefix(BYTE_ORDER_MARK))
     except _Bad as bad:
         return BadLine(address, bad.kind, f"{address} = {bad.text}", raw)
     return dict.fromkeys(keys, (text,))
@@ -73,13 +73,15 @@ def _read_object(text: str, keys: Sequence[str]) -> Document:
     for key in keys:
         if key not in record:
             found = ", ".join(map(repr, record)) or "none"
-            raise _Bad("missing key", f"no key {key!r} among its keys ({found}); choose with --json-keys")
+            raise _Bad(
+                "missing key", f"{_shorten(text)} has no key {key!r} among its keys ({found}); choose with --json-keys"
+            )
         value = record[key]
         sequences = value if isinstance(value, list) else [value]
         for sequence in sequences:
             if not isinstance(sequence, str):
                 name = type(sequence).__name__
-                raise _Bad("no text", f"{key!r} holds {name}, not text; give a text or a list of texts")
+                raise _Bad("no text", f"{_shorten(text)} holds {name} as {key!r}; give a text or a list of texts")
             _check_unicode(sequence)
         document[key] = tuple(sequences)
     return document

@@ -38,7 +38,7 @@ def merge(prefixes: Sequence[str], output_prefix: str) -> IndexedDataset:
         other = _open(prefix)
         if other.header.dtype != first.header.dtype:
             raise DataError(
-                f"{prefix} = {other.header.dtype} tokens do not go with the {first.header.dtype} of {prefixes[0]}; "
+                f"{prefix} has {other.header.dtype} tokens where {prefixes[0]} has {first.header.dtype}; "
                 "merge pairs of one tokenizer"
             )
     with IndexedDatasetWriter(output_prefix, first.header.dtype) as writer:
@@ -74,7 +74,7 @@ def _open(prefix: str) -> IndexedDataset:
     dataset = IndexedDataset(prefix)
     if dataset.idx_path.stat().st_size != dataset.header.file_bytes:
         raise DataError(
-            f"{dataset.idx_path} = {len(dataset)} modes of a multimodal set behind the index would be lost; "
+            f"{dataset.idx_path} has {len(dataset)} modes of a multimodal set behind the index, which would be lost; "
             "copy it with the tool that made it"
         )
     return dataset

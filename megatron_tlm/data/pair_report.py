@@ -80,7 +80,7 @@ def verify(dataset: IndexedDataset, *, vocab_size: int | None = None, eod_id: in
             where = int(np.argmax(wrong))
             bound = "0" if low < 0 else f"0..{(vocab_size or 0) - 1}"
             raise DataError(
-                f"{dataset.bin_path} = id {ids[where]} at token {position + where} is outside {bound}; "
+                f"{dataset.bin_path}: id {ids[where]} at token {position + where} is outside {bound}; "
                 "give the tokenizer that made the corpus, or preprocess again"
             )
         largest, position = max(largest, high), position + len(ids)

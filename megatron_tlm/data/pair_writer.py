@@ -77,4 +77,4 @@ def lock(file: IO[bytes], path: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        raise DataError(f"{path} = held by another run; wait for it or give another --output-prefix") from None
+        raise DataError(f"{path} is held by another run; wait for it or give another --output-prefix") from None

@@ -47,9 +47,10 @@ def read_saved(directory: str | Path) -> tuple[dict[str, Any], Path | None]:
         model = Path(directory) / Path(meta["model"]).name if meta["model"] else None
         known_hash = meta["sha256"] if model else None
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} = no description of a tokenizer ({error!r}); save the tokenizer again") from None
-    if model and hashlib.sha256(read_model(model)).hexdigest() != known_hash:
-        raise DataError(f"{model} = not the file that {META_FILE} describes (sha256 differs); save the tokenizer again")
+        raise DataError(f"{path} does not describe a tokenizer ({error!r}); save the tokenizer again") from None
+    found = hashlib.sha256(read_model(model)).hexdigest() if model else None
+    if found != known_hash:
+        raise DataError(f"{model} has the sha256 {found} where {META_FILE} says {known_hash}; save the tokenizer again")
     return meta, model
 
 

@@ -142,7 +142,7 @@ def load_saved_tokenizer(directory: str | Path) -> Tokenizer:
         return HuggingFaceTokenizer(model, end_token=meta.get("end_token"))
     if model is not None and name == "SentencePieceTokenizer":
         return SentencePieceTokenizer(model)
-    raise DataError(f"{Path(directory) / META_FILE} = tokenizer_type {name!r} is unknown; save the tokenizer again")
+    raise DataError(f"{Path(directory) / META_FILE}: tokenizer_type = {name!r} is unknown; save the tokenizer again")
 
 
 def _is_saved(path: str | Path) -> bool:
@@ -153,8 +153,9 @@ def _resolve_type(tokenizer_type: str | None, path: str | Path | None) -> str:
     if tokenizer_type in TYPE_NAMES:
         return TYPE_NAMES[tokenizer_type]
     if tokenizer_type is not None:
-        near = difflib.get_close_matches(tokenizer_type, TYPE_NAMES, n=1, cutoff=0.3)
-        hint = f"did you mean {near[0]}? " if near else ""
+        lower = {name.lower(): name for name in TYPE_NAMES}
+        near = difflib.get_close_matches(tokenizer_type.lower(), lower, n=1)
+        hint = f"did you mean {lower[near[0]]}? " if near else ""
         raise DataError(f"tokenizer_type = {tokenizer_type!r} is unknown; {hint}known are {', '.join(TYPE_NAMES)}")
     if path is None:
         raise DataError(

@@ -119,7 +119,7 @@ class WorkFolder:
         if parts and other:
             self._refused = True
             raise DataError(
-                f"{self.path} = {parts[-1].counts.documents} documents of a run with another {', '.join(other)}; "
+                f"{self.path} keeps {parts[-1].counts.documents} documents of a run with another {', '.join(other)}; "
                 "repeat its command to continue it, or start anew with --restart"
             )
         return parts
@@ -166,7 +166,7 @@ class WorkFolder:
                 continue
             if not rereadable:
                 raise DataError(
-                    f"standard input = other text than the {part.counts.documents} documents kept in {self.path}; "
+                    f"standard input is other text than the {part.counts.documents} documents kept in {self.path}; "
                     "give the same again, or start anew with --restart"
                 )
             self._parts = self._parts[:number]

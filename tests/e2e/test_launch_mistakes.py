@@ -105,7 +105,7 @@ CORPUS = ("train", "--preset", "tiny", "--tokenizer-type", "ByteTokenizer", "--t
 LATER_MISTAKES = [
     (
         (*CORPUS, "--data-path", "absent_document"),
-        r"absent_document.idx = no such file; give the prefix of a \.bin/\.idx pair",
+        r"absent_document.idx does not exist; give the prefix of a \.bin/\.idx pair",
     ),
     (
         (*CORPUS, "--train-data-path", "text_text_document", "--eval-iters", "0"),
@@ -114,7 +114,7 @@ LATER_MISTAKES = [
     ),
     (
         (*BASE, "--hidden-size", "64", "--num-attention-heads", "2", "--load", "two-layers"),
-        r"two-layers/step-\d+ = a checkpoint of another model: num_layers = 2 \(not 4\), hidden_size = 128 \(not 64\), "
+        r"two-layers/step-\d+ is a checkpoint of another model: num_layers = 2 \(not 4\), hidden_size = 128 \(not 64\), "
         r"num_attention_heads = 4 \(not 2\), .*; give the saved sizes or load another checkpoint",
     ),
 ]

@@ -143,7 +143,7 @@ def test_a_save_folder_of_another_run_is_refused_once(tmp_path: Path) -> None:
         ended = launch(run_config(tmp_path, exit_interval=2), 2)
     assert ended.codes == [2, 2]
     assert len(errors(ended)) == 1
-    assert f"{tmp_path / 'ck'} = held by another run" in errors(ended)[0]
+    assert f"{tmp_path / 'ck'} is held by another run" in errors(ended)[0]
 
 
 def test_load_without_a_checkpoint_is_refused_unless_a_fresh_start_is_allowed(tmp_path: Path) -> None:

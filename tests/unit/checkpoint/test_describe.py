@@ -49,7 +49,7 @@ def test_of_a_damaged_one_every_fault_is_named(tmp_path: Path) -> None:
         file.truncate(100)
     found = describe(tmp_path, tell=lambda _: None)
     assert found.path == path
-    assert [Path(fault.split(" = ")[0]).name for fault in found.faults] == [
+    assert [Path(fault.split(" ")[0]).name for fault in found.faults] == [
         "part-00000.safetensors",
         "part-00002.safetensors",
     ]

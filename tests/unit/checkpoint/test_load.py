@@ -40,13 +40,16 @@ def test_the_number_of_digits_does_not_matter(tmp_path: Path) -> None:
     [
         (
             lambda path: (path / "part-00001.safetensors").unlink(),
-            r"part-00001\.safetensors = missing but the manifest",
+            r"part-00001\.safetensors is missing but the manifest",
         ),
         (
             lambda path: (path / "part-00001.safetensors").write_bytes(b"x"),
-            r"= 1 bytes but the manifest says \d+; it was cut",
+            r"has 1 bytes but the manifest says \d+; it was cut",
         ),
-        (lambda path: (path / "manifest.json").unlink(), r"manifest\.json = No such file or directory, cannot be read"),
+        (
+            lambda path: (path / "manifest.json").unlink(),
+            r"manifest\.json cannot be read \(No such file or directory\)",
+        ),
         (lambda path: (path / "manifest.json").write_bytes(b"{"), r"not valid JSON"),
     ],
     ids=["lost", "cut", "no manifest", "half a manifest"],
@@ -104,14 +107,14 @@ def test_a_step_can_be_asked_for(tmp_path: Path) -> None:
     assert find(newest) == find(newest, 10) == newest
     with pytest.raises(CheckpointError, match=r"ckpt_step = 7 is not in .*; it has 5, 10"):
         find(tmp_path, 7)
-    with pytest.raises(CheckpointError, match=r"= the checkpoint of step 10, not 5; give its parent"):
+    with pytest.raises(CheckpointError, match=r"is the checkpoint of step 10, not 5; give its parent"):
         find(newest, 5)
 
 
 def test_nothing_to_load_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"absent = not a directory, so nothing can be loaded"):
+    with pytest.raises(CheckpointError, match=r"absent is not a directory, so nothing can be loaded"):
         find(tmp_path / "absent")
-    with pytest.raises(CheckpointError, match=r"= no step-\* directory, so there is no checkpoint"):
+    with pytest.raises(CheckpointError, match=r"holds no step-\* directory, so there is no checkpoint"):
         find(tmp_path)
     (tmp_path / "latest").write_text("step-00000005\n")
     with pytest.raises(CheckpointError, match=r"so there is no checkpoint; give the directory that a run saved into"):
@@ -190,7 +193,7 @@ def test_a_file_that_the_disk_does_not_give_back_is_told(tmp_path: Path, monkeyp
     monkeypatch.setattr("megatron_tlm.checkpoint.load.hash_file", failing)
     told: list[str] = []
     assert find(tmp_path, tell=told.append) == former
-    assert "part-00000.safetensors = Input/output error, cannot be read" in told[0]
+    assert "part-00000.safetensors cannot be read (Input/output error)" in told[0]
 
 
 def test_another_model_is_told_field_by_field(tmp_path: Path) -> None:

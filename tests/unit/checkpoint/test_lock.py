@@ -23,7 +23,7 @@ input()
 def test_a_second_writer_is_refused_until_the_first_lets_go(tmp_path: Path) -> None:
     root = tmp_path / "new" / "ck"
     with FolderLock(root):
-        with pytest.raises(CheckpointError, match=r"ck = held by another run; wait for it or save to another folder"):
+        with pytest.raises(CheckpointError, match=r"ck is held by another run; wait for it or save to another folder"):
             FolderLock(root)
         FolderLock(tmp_path / "other").release()
     assert list(root.iterdir()) == []
@@ -61,5 +61,5 @@ def test_a_file_system_without_locks_is_written_all_the_same(tmp_path: Path, mon
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"file = File exists; a file is in its place"):
+    with pytest.raises(CheckpointError, match=r"file cannot be written \(File exists\); a file is in its place"):
         FolderLock(tmp_path / "file")

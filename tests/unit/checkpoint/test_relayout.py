@@ -184,7 +184,7 @@ def test_a_folder_that_another_writes_in_is_left_alone(tmp_path: Path) -> None:
     save(tmp_path / "a", values(model_shape()), facts(model_shape()))
     with FolderLock(tmp_path / "b"):
         unfinished = begin(tmp_path / "b", 10)
-        with pytest.raises(CheckpointError, match=r"b = held by another run; wait for it"):
+        with pytest.raises(CheckpointError, match=r"b is held by another run; wait for it"):
             convert(tmp_path / "a", tmp_path / "b", tensor=2, pipe=1)
         assert unfinished.is_dir()
     unfinished.rmdir()

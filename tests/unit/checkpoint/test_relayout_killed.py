@@ -1,9 +1,5 @@
 """kill -9 at any point of a conversion: no target or a whole one, the source as it was, and the next attempt works."""
 
-import os
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -15,42 +11,8 @@ from megatron_tlm.checkpoint.root import step_directories
 from megatron_tlm.checkpoint.verify import verify
 from megatron_tlm.errors import CheckpointError
 from megatron_tlm.plan.grid import Grid
+from tests.unit.checkpoint.killing import kill_everywhere
 from tests.unit.checkpoint.made import facts, model_shape, save, values
-
-# Every system call that changes a name or forces bytes out, and every write of data, is a place to die at.
-KILLED = textwrap.dedent("""
-    import os, signal, sys
-    from pathlib import Path
-    import torch
-    torch.set_num_threads(1)
-    os.fsync = lambda _: None
-    from megatron_tlm.checkpoint.relayout import convert
-    from megatron_tlm.checkpoint.tensor_file import TensorFileWriter
-
-    root = Path(sys.argv[1])
-    for at in range(10_000):
-        child = os.fork()
-        if child == 0:
-            left = at
-            def dying(call):
-                def counted(*args, **kwargs):
-                    global left
-                    if left == 0:
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    left -= 1
-                    return call(*args, **kwargs)
-                return counted
-            for name in ("fsync", "rename", "replace", "unlink", "mkdir"):
-                setattr(os, name, dying(getattr(os, name)))
-            TensorFileWriter._write = dying(TensorFileWriter._write)
-            convert(root / "source", root / str(at), tensor=2, pipe=1, workers=1)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        if os.WIFEXITED(status):
-            assert os.WEXITSTATUS(status) == 0
-            print(at)
-            break
-""")
 
 
 def test_a_kill_at_any_point_leaves_no_half_target(tmp_path: Path) -> None:
@@ -58,16 +20,7 @@ def test_a_kill_at_any_point_leaves_no_half_target(tmp_path: Path) -> None:
     tensors = {key: tensor for key, tensor in values(shape).items() if key[1] in ("weight", "exp_avg")}
     source = save(tmp_path / "source", tensors, facts(shape, grid=Grid(pipe=2)))
     before = {path.name: path.read_bytes() for path in source.iterdir()}
-    run = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path)],
-        cwd=Path(__file__).parents[3],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert run.returncode == 0, run.stderr
-    points = int(run.stdout)
+    points = kill_everywhere(lambda target: convert(source, target, tensor=2, pipe=1, workers=1), tmp_path)
     assert points > 25
     whole = 0
     for at in range(points + 1):

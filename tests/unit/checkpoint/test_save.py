@@ -132,7 +132,7 @@ def test_a_part_that_was_cut_is_named(tmp_path: Path) -> None:
     size_bytes = write_part(partial, 0, [piece("x", "weight", torch.zeros(4), ((0,), (4,)))]).size_bytes
     with open(partial / "part-00000.safetensors", "r+b") as file:
         file.truncate(size_bytes - 1)
-    with pytest.raises(CheckpointError, match=rf"safetensors = {size_bytes - 1} bytes but {size_bytes} were written"):
+    with pytest.raises(CheckpointError, match=rf"safetensors has {size_bytes - 1} bytes but {size_bytes} were written"):
         commit(partial, facts(SHAPE), parts=1)
 
 
@@ -142,7 +142,7 @@ def test_what_a_piece_says_of_itself_must_hold(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"piece\.role = 'Exp Avg' does not match"):
         Piece("x", "Exp Avg", (4,), (0,), (4,), torch.float32, lambda: torch.zeros(4))
     wrong = Piece("x", "weight", (4, 2), (0, 0), (4, 2), torch.float32, lambda: torch.zeros(2, 4))
-    with pytest.raises(CheckpointError, match=r"weight/x = a tensor of \[2, 4\] but \[4, 2\] was announced"):
+    with pytest.raises(CheckpointError, match=r"weight/x is a tensor of \[2, 4\] but \[4, 2\] was announced"):
         write_part(begin(tmp_path, 1), 0, [wrong])
     twice = piece("x", "weight", torch.zeros(4), ((0,), (4,)))
     with pytest.raises(CheckpointError, match=r"key = weight/x stands twice"):
@@ -152,7 +152,7 @@ def test_what_a_piece_says_of_itself_must_hold(tmp_path: Path) -> None:
 def test_a_part_is_written_once_and_its_step_committed(tmp_path: Path) -> None:
     partial = begin(tmp_path, 10)
     write_part(partial, 0, [])
-    with pytest.raises(CheckpointError, match=r"part-00000\.safetensors = File exists"):
+    with pytest.raises(CheckpointError, match=r"part-00000\.safetensors cannot be written \(File exists\)"):
         write_part(partial, 0, [])
     with pytest.raises(CheckpointError, match=r"facts\.step = 11 but \.step-00000010\.partial was begun"):
         commit(partial, facts(SHAPE, step=11), parts=1)
@@ -170,7 +170,9 @@ def test_a_full_disk_is_told_and_the_former_checkpoint_stays(tmp_path: Path, mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(save_module.TensorFileWriter, "_put", full)
-    with pytest.raises(CheckpointError, match=r"part-00000\.safetensors = No space left on device; make room"):
+    with pytest.raises(
+        CheckpointError, match=r"part-00000\.safetensors cannot be written \(No space left on device\); make room"
+    ):
         save(tmp_path, values(SHAPE), facts(SHAPE))
     assert find(tmp_path, tell=lambda _: None) == former
 

@@ -70,12 +70,12 @@ def test_several_corpora_are_measured_one_by_one(
     ("flags", "message"),
     [
         ("--data-path 0.5 a", "--data-path = 0.5 is a weight and corpora are measured one by one; give prefixes"),
-        ("--data-path nowhere", "nowhere.idx = no such file"),
+        ("--data-path nowhere", "nowhere.idx does not exist"),
         ("--eval-iters 0", "--eval-iters = 0 is below 1; give 1 or more"),
         ("--micro-batch-size x", "--micro-batch-size = 'x' is not an integer"),
         ("--split 1,0,0", "--split = 1,0,0 leaves 0 of the 60 documents of"),
         ("--ckpt-step 11", "ckpt_step = 11 is not in"),
-        ("--load nowhere", "nowhere = not a directory"),
+        ("--load nowhere", "nowhere is not a directory"),
         ("--eval-iter 1", "--eval-iter is not a flag of `megatron-tlm evaluate`; did you mean --eval-iters?"),
     ],
 )

@@ -68,7 +68,7 @@ def test_what_is_missing_is_told_and_the_exit_code_is_1(run: Path, capsys: pytes
     assert main(["inspect", str(run)]) == 1
     out = capsys.readouterr().out
     assert "MISSING     " in out
-    assert "part-00001.safetensors = missing but the manifest names it" in out
+    assert "part-00001.safetensors is missing but the manifest names it" in out
     assert "complete " not in out
 
 

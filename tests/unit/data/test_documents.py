@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from megatron_tlm.data.documents import TextUnit, read_chunks
 from megatron_tlm.data.inputs import expand_inputs
-from megatron_tlm.data.lines import BadLine
+from megatron_tlm.data.lines import BYTE_ORDER_MARK, BadLine
 from megatron_tlm.errors import DataError
 
 
@@ -50,9 +50,9 @@ def test_blank_lines_marks_and_missing_newlines_do_no_harm(tmp_path: Path) -> No
     assert read(path) == [{"text": ("a",)}, {"text": ("b",)}]
 
 
-def test_a_text_file_is_one_document_unchanged(tmp_path: Path) -> None:
-    text = "\ufeff one\r\n\n  two\n"
-    (tmp_path / "a.txt").write_bytes(text.encode())
+def test_a_text_file_is_one_document_unchanged_but_for_its_mark(tmp_path: Path) -> None:
+    text = " one\r\n\n  two\ufeff\n"
+    (tmp_path / "a.txt").write_bytes(BYTE_ORDER_MARK + text.encode())
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(text.encode()))
     assert read(tmp_path / "a.txt", tmp_path / "b.txt.gz") == [{"text": (text,)}] * 2
 
@@ -62,7 +62,7 @@ def test_the_line_number_is_that_of_the_file(tmp_path: Path) -> None:
     good.write_bytes(b'{"text": "x"}\n' * 10)
     bad.write_bytes(b'{"text": "x"}\n' * 41 + b"\n{}\n")
     for chunk_bytes in (1, 100, 1 << 18):
-        with pytest.raises(DataError, match=r"b\.jsonl:43 = no key"):
+        with pytest.raises(DataError, match=r"b\.jsonl:43 = '{}' has no key"):
             read(good, bad, chunk_bytes=chunk_bytes)
 
 
@@ -71,7 +71,7 @@ def test_damaged_archives_are_named(tmp_path: Path) -> None:
     whole = gzip.compress(b'{"text": "x"}\n' * 1000)
     for damaged in (whole[:-20], b"plain text", whole[:20] + b"\x00\xff" * 8 + whole[36:]):
         path.write_bytes(damaged)
-        with pytest.raises(DataError, match=r"a\.jsonl\.gz:\d+ = no whole gzip file"):
+        with pytest.raises(DataError, match=r"a\.jsonl\.gz:\d+ is where the file stops being whole gzip"):
             read(path)
 
 
@@ -116,7 +116,7 @@ def test_a_text_file_too_long_is_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a\.txt:1 = 100 bytes exceed the 99"):
         list(chunk.documents(["text"]))
     (tmp_path / "b.txt").write_bytes(b"x\n" * 100)
-    with pytest.raises(DataError, match=r"b\.txt = 200 bytes without a blank line exceed 99"):
+    with pytest.raises(DataError, match=r"b\.txt has 200 bytes without a blank line, above 99"):
         list(read_chunks(expand_inputs([str(tmp_path / "b.txt")]), text_unit="paragraph", max_line_bytes=99))
 
 
@@ -130,13 +130,13 @@ def test_parquet_rows_are_documents(tmp_path: Path) -> None:
     assert read(path) == [{"text": (text,)} for text in texts]
     chunks = list(read_chunks(expand_inputs([str(path)])))
     assert sum(chunk.input_bytes for chunk in chunks) == path.stat().st_size
-    with pytest.raises(DataError, match=r"a\.parquet = no column 'body' among n, text"):
+    with pytest.raises(DataError, match=r"a\.parquet has no column 'body' among n, text"):
         read(path, keys=("body",))
     parquet.write_table(pyarrow.table({"text": ["a", None, b"c".hex()]}), path)
-    with pytest.raises(DataError, match=r"a\.parquet:2 = 'text' holds NoneType"):
+    with pytest.raises(DataError, match=r"a\.parquet:2 = '{\"text\": null}' holds NoneType as 'text\'"):
         read(path)
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(DataError, match=r"a\.parquet = no whole Parquet file"):
+    with pytest.raises(DataError, match=r"a\.parquet is no whole Parquet file"):
         read(path)
 
 
@@ -149,5 +149,5 @@ def test_zstandard_is_read_frame_after_frame(tmp_path: Path) -> None:
     assert len(read(path)) == 10000
     for damaged in (packed[:-5], b"plain text", packed[: len(packed) // 2 + 3]):
         path.write_bytes(damaged)
-        with pytest.raises(DataError, match=r"a\.jsonl\.zst:\d+ = no whole zstandard file"):
+        with pytest.raises(DataError, match=r"a\.jsonl\.zst:\d+ is where the file stops being whole zstandard"):
             read(path)

@@ -40,14 +40,14 @@ def test_token_type_changes_at_megatrons_border(vocab_size: int, dtype: type) ->
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "does not start with"),
-        (b"PK\x03\x04" + bytes(40), "does not start with"),
+        (b"", "not with"),
+        (b"PK\x03\x04" + bytes(40), "not with"),
         (b"TNTIDX\x00\x00" + bytes(40), "old format"),
-        (GOLDEN[:20], r"20 bytes is shorter than its header of 34"),
-        (struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 2, 8, 0, 1) + bytes(8), "version 2 is not version 1"),
-        (struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 6, 0, 1) + bytes(8), "code 6 means floating-point"),
-        (struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 99, 0, 1) + bytes(8), "code 99 means an unknown type"),
-        (GOLDEN + bytes(79), r"113 bytes does not fit its 4 sequences and 4 borders, which take 114"),
+        (GOLDEN[:20], r"has 20 bytes, fewer than its header's 34"),
+        (struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 2, 8, 0, 1) + bytes(8), "has version 2, not 1"),
+        (struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 6, 0, 1) + bytes(8), "type code 6, floating-point numbers, not"),
+        (struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 99, 0, 1) + bytes(8), "type code 99, an unknown type, not"),
+        (GOLDEN + bytes(79), r"has 113 bytes where its 4 sequences and 4 borders take 114"),
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:

@@ -36,6 +36,18 @@ def test_files_named_again_are_told_and_read_once(tmp_path: Path) -> None:
     ]
 
 
+def test_a_file_of_two_names_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "link.txt").symlink_to(tmp_path / "a.txt")
+    monkeypatch.chdir(tmp_path)
+    told: list[str] = []
+    (source,) = expand_inputs(
+        ["a.txt", str(tmp_path / "a.txt"), "./link.txt", f"../{tmp_path.name}/*.txt"], told.append
+    )
+    assert source.path == Path("a.txt")
+    assert told == ["input: a.txt named more than once, read once"]
+
+
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [

@@ -184,7 +184,7 @@ def test_mistakes_about_paths_are_told(tmp_path: Path) -> None:
         build(DataConfig(valid_data_path=(prefix,)), (30, 2, 0))
     with pytest.raises(DataError, match="stands beside a path for one split"):
         build(DataConfig(data_path=(prefix,), train_data_path=(prefix,)), (30, 0, 0))
-    with pytest.raises(DataError, match=r"none\.idx = no such file"):
+    with pytest.raises(DataError, match=r"none\.idx does not exist"):
         build(DataConfig(data_path=(str(tmp_path / "none"),)), (30, 0, 0))
     with pytest.raises(DataError, match=r"^data\.train_data_path = .* has 3 words"):
         build(DataConfig(train_data_path=("1", prefix, prefix)), (30, 0, 0))

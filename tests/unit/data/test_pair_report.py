@@ -58,9 +58,9 @@ def test_an_empty_pair_is_whole(tmp_path: Path) -> None:
 
 
 def test_ids_outside_the_vocabulary_are_found(prefix: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"a\.bin = id 99 at token 2 is outside 0\.\.98"):
+    with pytest.raises(DataError, match=r"a\.bin: id 99 at token 2 is outside 0\.\.98"):
         verify(IndexedDataset(prefix), vocab_size=99)
     with IndexedDatasetWriter(tmp_path / "b", np.dtype(np.int32)) as writer:
         writer.add_document([*range(20), -1])
-    with pytest.raises(DataError, match=r"b\.bin = id -1 at token 20 is outside 0;"):
+    with pytest.raises(DataError, match=r"b\.bin: id -1 at token 20 is outside 0;"):
         verify(IndexedDataset(tmp_path / "b"))

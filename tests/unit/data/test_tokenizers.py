@@ -85,7 +85,9 @@ def test_a_changed_file_is_refused(model_file: Path, tmp_path: Path) -> None:
     SentencePieceTokenizer(model_file).save_to(tmp_path)
     with (tmp_path / "tokenizer.model").open("ab") as file:
         file.write(b"x")
-    with pytest.raises(DataError, match=r"tokenizer\.model = not the file that tokenizer\.meta\.json describes"):
+    with pytest.raises(
+        DataError, match=r"tokenizer\.model has the sha256 \w{64} where tokenizer\.meta\.json says \w{64}; save"
+    ):
         load_saved_tokenizer(tmp_path)
 
 
@@ -93,10 +95,10 @@ def test_a_changed_file_is_refused(model_file: Path, tmp_path: Path) -> None:
     ("meta", "message"),
     [
         (None, r"tokenizer\.meta\.json cannot be read"),
-        ("not json", "no description of a tokenizer"),
-        ("[]", "no description of a tokenizer"),
-        ("{}", "no description of a tokenizer"),
-        ('{"tokenizer_type": "NewTokenizer", "model": null}', "tokenizer_type 'NewTokenizer' is unknown"),
+        ("not json", "does not describe a tokenizer"),
+        ("[]", "does not describe a tokenizer"),
+        ("{}", "does not describe a tokenizer"),
+        ('{"tokenizer_type": "NewTokenizer", "model": null}', "tokenizer_type = 'NewTokenizer' is unknown"),
         ('{"tokenizer_type": "SentencePieceTokenizer", "model": "../a.model", "sha256": ""}', "a.model cannot be read"),
     ],
 )
@@ -113,7 +115,8 @@ def test_a_folder_that_holds_no_tokenizer_is_refused(tmp_path: Path, meta: str |
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("SentencepieceTokenizer", r"is unknown; did you mean SentencePieceTokenizer\? known are"),
+        ("sentencepiece", r"is unknown; did you mean SentencePieceTokenizer\? known are"),
+        ("wordpiece", r"= 'wordpiece' is unknown; known are SentencePieceTokenizer, "),
         ("SentencePieceTokenizer", "needs a file; give --tokenizer-model"),
         ("NullTokenizer", "has no vocabulary of its own; give --vocab-size"),
         (None, "tokenizer_type = None names no tokenizer"),

@@ -156,7 +156,7 @@ def test_other_settings_are_refused_until_told(source: Path, tmp_path: Path) -> 
 def test_two_runs_of_one_prefix_are_refused(source: Path, tmp_path: Path) -> None:
     class Nested(ByteTokenizer):
         def encode(self, text: str) -> list[int]:
-            with pytest.raises(DataError, match=r"\.a\.preprocess = held by another run"):
+            with pytest.raises(DataError, match=r"\.a\.preprocess is held by another run"):
                 run(source, tmp_path / "out", ByteTokenizer())
             return super().encode(text)
 
@@ -180,7 +180,7 @@ def test_standard_input_is_continued_where_it_is_given_again(
     other = tmp_path / "other.jsonl"
     other.write_text(source.read_text().replace("title 3", "TITLE 3"))
     monkeypatch.setattr("sys.stdin", Standard(other))
-    with pytest.raises(DataError, match=r"standard input = other text than the \d+ documents kept in .*--restart"):
+    with pytest.raises(DataError, match=r"standard input is other text than the \d+ documents kept in .*--restart"):
         run(Path("-"), tmp_path / "out", ByteTokenizer())
     monkeypatch.setattr("sys.stdin", Standard(source))
     tokenizer = Counting()

@@ -41,7 +41,7 @@ def test_a_damaged_checkpoint_is_no_fresh_start(tmp_path: Path) -> None:
 
 def test_a_file_is_no_fresh_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"file = not a directory") as caught:
+    with pytest.raises(CheckpointError, match=r"file is not a directory") as caught:
         find_resume(CheckpointConfig(load=str(tmp_path / "file"), allow_fresh_start=True), [])
     assert "--allow-fresh-start" not in str(caught.value)
 

@@ -84,7 +84,7 @@ def test_a_log_folder_that_cannot_be_is_told_by_the_rank_that_writes(tmp_path: P
 def test_a_missing_corpus_is_told_before_any_rank_waits(tmp_path: Path) -> None:
     paths = {"data_path": (str(tmp_path / "none"),)}, {"train_data_path": ("1", str(tmp_path / "none"))}
     for path in paths:
-        with pytest.raises(DataError, match=r"none.idx = no such file; give the prefix of a .bin/.idx pair"):
+        with pytest.raises(DataError, match=r"none.idx does not exist; give the prefix of a .bin/.idx pair"):
             prepare(replace(CONFIG, data=DataConfig(**path)), 1)
 
 
