@@ -24,6 +24,7 @@ def check_training(config: Config, world_size: int) -> int:
     _check_length(config, degree)
     _check_data(config)
     _check_checkpoint(config)
+    _check_rollback(config)
     return degree
 
 
@@ -133,3 +134,21 @@ def _check_checkpoint(config: Config) -> None:
         if value is not None and value is not False and checkpoint.load is None:
             shown = str(value).lower()
             raise ConfigError(f"checkpoint.{name} = {shown} and nothing is loaded; give --load DIR or drop it")
+
+
+def _check_rollback(config: Config) -> None:
+    checkpoint, resilience = config.checkpoint, config.resilience
+    for name in ("on_nonfinite", "on_spike"):
+        if getattr(resilience, name) != "rollback":
+            continue
+        if checkpoint.save is None or checkpoint.save_interval is None:
+            missing = "save" if checkpoint.save is None else "save_interval"
+            raise ConfigError(
+                f"resilience.{name} = rollback needs checkpoints to go back to and checkpoint.{missing} is not given; "
+                "give --save DIR and --save-interval N, or skip instead"
+            )
+        if checkpoint.no_save_optim:
+            raise ConfigError(
+                f"resilience.{name} = rollback needs whole checkpoints and checkpoint.no_save_optim = true keeps 0 of "
+                "their moments; drop one of them, or skip instead"
+            )

@@ -20,6 +20,7 @@ _TITLES = {
     "optimizer": "optimizer: AdamW and its learning rate",
     "data": "data: corpora and tokenizer",
     "checkpoint": "checkpoint: save and continue",
+    "resilience": "resilience: stopping and bad steps",
     "logging": "logging",
 }
 _METAVARS = {int: "N", float: "X", str: "TEXT", tuple[str, ...]: "TEXT", tuple[int, ...]: "N"}

@@ -18,6 +18,9 @@ ALIASES: dict[str, tuple[str, str, str | bool | None]] = {
     "--model-parallel-size": ("parallel", "tensor_model_parallel_size", None),
     "--recompute-activations": ("parallel", "recompute_granularity", "selective"),
     "--checkpoint-activations": ("parallel", "recompute_granularity", "full"),
+    "--kill-switch-file": ("resilience", "stop_file", None),
+    "--check-for-spiky-loss": ("resilience", "on_spike", "tell"),
+    "--check-for-large-grads": ("resilience", "on_spike", "tell"),
 }
 
 # Other names of a value, by field. None: as if the flag were not there.
@@ -97,7 +100,7 @@ _SETTLED = {
     "random state follows from seed and step, none is stored": "--no-save-rng --no-load-rng",
     "every checkpoint loads in any layout": "--universal-checkpoint --auto-detect-ckpt-format",
     "a `load` without checkpoint ends the run": "--exit-on-missing-checkpoint",
-    "SIGTERM and SIGINT save and stop": "--exit-signal-handler",
+    "SIGTERM, SIGINT and SIGUSR1 save and stop": "--exit-signal-handler --exit-signal=SIGTERM|SIGINT|SIGUSR1",
     "every loss is the mean over its tokens": "--calculate-per-token-loss",
     "throughput, perplexity and learning rate are always logged": """
         --log-throughput --log-progress --log-validation-ppl-to-tensorboard --log-learning-rate-to-tensorboard
@@ -134,7 +137,6 @@ _IDLE = {
     "no profiler is started": """
         --profile --profile-step-start --profile-step-end --profile-ranks --use-pytorch-profiler
     """,
-    "spikes are not looked for": "--check-for-spiky-loss",
     "loss and gradients are always checked": "--no-check-for-nan-in-loss-and-grad",
 }
 
@@ -155,9 +157,7 @@ _REFUSED = {
         --heterogeneous-layers-config-path --heterogeneous-layers-config-encoded-json
     """,
     "the batch size is fixed; give --global-batch-size": "--rampup-batch-size --step-batch-size-schedule",
-    "runs stop by steps; give --exit-interval": "--exit-duration-in-mins",
     "a run trains; evaluate with `megatron-tlm evaluate --load DIR --data-path PREFIX`": "--skip-train",
-    "every step is taken; leave it out": "--iterations-to-skip",
     "a blend stands on the command line or in the YAML; give --data-path": "--data-args-path",
     "tokenizers are one file; give --tokenizer-model with a sentencepiece .model or a tokenizer.json": """
         --vocab-file --merge-file

@@ -12,6 +12,7 @@ from megatron_tlm.config.architecture import ArchitectureConfig, shown
 from megatron_tlm.config.field import above_zero, at_least, at_most, below_one, option, required
 from megatron_tlm.config.parallel import ParallelConfig as ParallelConfig
 from megatron_tlm.config.parallel import Recompute as Recompute
+from megatron_tlm.config.resilience import ResilienceConfig
 from megatron_tlm.errors import ConfigError
 
 TaperSchedule = Literal["uniform", "cosine", "linear", "sigmoid", "wider-early", "wider-middle", "wider-late"]
@@ -277,6 +278,7 @@ class Config:
     optimizer: OptimizerConfig = OptimizerConfig()
     data: DataConfig = DataConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    resilience: ResilienceConfig = ResilienceConfig()
     logging: LoggingConfig = LoggingConfig()
 
 
