@@ -12,7 +12,9 @@ from megatron_tlm.errors import DataError
 
 SURPLUS = 0.005  # Megatron's: each corpus is built for half a percent more than its share
 BLOCK = 1 << 14
+ROWS = 1 << 10  # of a block whose due shares are held at once
 KEPT_BLOCKS = 4
+STATE_EVERY = 256  # blocks between two states that are kept for good
 
 Block = tuple[NDArray[np.int32], NDArray[np.int64]]
 """The dataset, and the sample of that dataset, behind each sample of a block."""
@@ -103,8 +105,8 @@ class BlendState:
 class BlendedDataset:
     """`size` samples drawn from several datasets by weight, in the order of Megatron's greedy blend.
 
-    The order is worked out as far as samples are asked for, so a long run starts at once. It can be taken up at a
-    `BlendState` that an earlier run was at.
+    The order is worked out as far as samples are asked for, a step or two of microseconds each, so a long run starts at
+    once. It can be taken up at a `BlendState` that an earlier run was at.
     """
 
     def __init__(
@@ -162,16 +164,24 @@ class BlendedDataset:
         return self._recent[block]
 
     def _make_block(self, block: int) -> Block:
-        start, weights, taken = block * BLOCK, self.weights, list(self.state(block * BLOCK).taken)
+        start = block * BLOCK
+        before = np.array(self.state(start).taken, np.int64)
+        taken, weights = before.astype(np.float64), np.array(self.weights, np.float64)
+        behind = np.empty_like(taken)
         chosen: list[int] = []
-        inner: list[int] = []
-        for row in range(start, start + BLOCK):
-            position = float(max(row, 1))
-            # The first of the largest, as in Megatron's loop; built-ins, since this runs once per sample.
-            errors = [weight * position - count for weight, count in zip(weights, taken, strict=True)]
-            behind = errors.index(max(errors))
-            chosen.append(behind)
-            inner.append(taken[behind])
-            taken[behind] += 1
-        self._states[block + 1] = BlendState(start + BLOCK, tuple(taken))
-        return np.array(chosen, np.int32), np.array(inner, np.int64)
+        for row in range(start, start + BLOCK, ROWS):
+            positions = np.arange(row, min(row + ROWS, start + BLOCK), dtype=np.float64)
+            for due in np.outer(np.maximum(positions, 1.0), weights):
+                np.subtract(due, taken, behind)
+                first = behind.argmax()  # the first of the largest, as in Megatron's loop
+                chosen.append(int(first))
+                taken[first] += 1
+        datasets = np.array(chosen, np.int32)
+        counts = np.bincount(datasets, minlength=len(weights))
+        by_dataset = np.argsort(datasets, kind="stable")
+        inner = np.empty(BLOCK, np.int64)
+        inner[by_dataset] = np.arange(BLOCK) + np.repeat(before - (np.cumsum(counts) - counts), counts)
+        self._states[block + 1] = BlendState(start + BLOCK, tuple((before + counts).tolist()))
+        if (old := block + 1 - KEPT_BLOCKS) % STATE_EVERY:
+            self._states.pop(old, None)
+        return datasets, inner

@@ -89,6 +89,24 @@ def test_the_order_does_not_depend_on_how_it_is_asked_for(monkeypatch: pytest.Mo
     assert [late.source(i) for i in range(100)] == expected
 
 
+def test_a_long_blend_keeps_few_places_and_finds_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blend_module, "BLOCK", 7)
+    monkeypatch.setattr(blend_module, "ROWS", 3)
+    monkeypatch.setattr(blend_module, "STATE_EVERY", 10)
+    weights = (0.5, 0.3, 0.2)
+    dataset = BlendedDataset(mocks(3), weights, 7 * 100)
+    counted = [0, 0, 0]
+    for sample in range(7 * 100):  # Megatron's loop
+        errors = [weight * max(sample, 1) - count for weight, count in zip(weights, counted, strict=True)]
+        which = errors.index(max(errors))
+        assert dataset.source(sample) == (which, counted[which])
+        counted[which] += 1
+    assert len(dataset._states) <= 10 + blend_module.KEPT_BLOCKS + 1
+    again = BlendedDataset(mocks(3), weights, 7 * 100)
+    assert [dataset.source(sample) for sample in (333, 0, 699)] == [again.source(sample) for sample in (333, 0, 699)]
+    assert dataset.taken(699) == again.taken(699)
+
+
 def test_a_sample_beyond_the_blend() -> None:
     with pytest.raises(IndexError, match=r"sample = 5 is outside 0\.\.4"):
         BlendedDataset(mocks(2), (0.5, 0.5), 5)[5]
