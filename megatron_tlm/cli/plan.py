@@ -2,18 +2,19 @@
 
 import argparse
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from megatron_tlm.cli.failure import USER_ERROR
 from megatron_tlm.cli.options import config_parser, shown_config, speaks_unicode, tell, vocab_size
+from megatron_tlm.cli.plan_profile import check_target, measure
 from megatron_tlm.cli.plan_table import describe
-from megatron_tlm.cli.stage_table import compare_lines, duration, search_lines, stage_lines
+from megatron_tlm.cli.stage_table import compare_lines, search_lines, stage_lines
 from megatron_tlm.config.check import check
 from megatron_tlm.config.dump import as_mapping
 from megatron_tlm.config.flags import read_flags
+from megatron_tlm.config.launch import read_launch
 from megatron_tlm.config.load import load, notes
 from megatron_tlm.config.parser import Parser
 from megatron_tlm.config.schema import Config, ParallelConfig
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     data = check(config, _world_size(namespace, config.parallel))
     check_deepspeed(config)
     if namespace.profile is not None:
-        return _profile(namespace, config, data)
+        return measure(config, data, check_target(namespace.profile))
     if namespace.plot is not None:
         _check_plot(namespace.plot)
     config = _with_global_batch(config, data)
@@ -137,26 +138,6 @@ def _search(namespace: argparse.Namespace, config: Config) -> int:
     return 0
 
 
-def _profile(namespace: argparse.Namespace, config: Config, data: int) -> int:
-    """Measure and store; the next plan or run takes the file with --hardware-profile."""
-    import torch
-
-    from megatron_tlm.evaluation.measure_units import measure_units
-
-    target = Path(namespace.profile)
-    if not target.name or target.is_dir() or not os.access(target.parent, os.W_OK):
-        raise ConfigError(f"--profile = {namespace.profile} cannot be written; give a file in a folder that is there")
-    plan = build_plan(config, vocab_size(config), data=data)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    profile = measure_units(config, plan, device)
-    profile.save(target)
-    for unit in profile.units:
-        width = f" of {unit.width}" if unit.width else ""
-        print(f"{unit.kind + width:16} forward {duration(unit.forward):>8}  backward {duration(unit.backward):>8}")
-    print(f"{target}: {profile.device}; use it with --hardware-profile {target}")
-    return 0
-
-
 def _check_plot(name: str) -> None:
     """ConfigError where the plot would end up elsewhere: matplotlib adds .png to a name without an ending."""
     target = Path(name)
@@ -192,7 +173,10 @@ def _rival_json(rival: Rival) -> dict[str, object]:
 
 def _world_size(namespace: argparse.Namespace, parallel: ParallelConfig) -> int:
     if namespace.world_size is None:
-        return parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size
+        smallest = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size
+        # Alone, --profile measures for others; under torchrun it is the world that is going to train.
+        started = read_launch().world_size if namespace.profile is not None else 1
+        return smallest if started == 1 else started
     size = int(from_flag(namespace.world_size, int, "--world-size"))
     if size < 1:
         raise ConfigError(f"--world-size = {size} is below 1; give the number of ranks")

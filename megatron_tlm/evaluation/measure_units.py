@@ -1,8 +1,9 @@
-"""Times of a model's units on the device at hand, one process: what `plan --profile` stores and the cut then uses.
+"""Times of a model's units on the device at hand: what `plan --profile` stores and the cut then uses.
 
 Each kind of unit runs as it does in training, forward and backward apart, at the workload's shape and precision. Of
 the MLPs a handful of widths is measured; the others lie on the line between their neighbours. Rounds go through all
-units in turn, so that a busy moment of the machine hits all alike, and the median of the rounds counts.
+units in turn, so that a busy moment of the machine hits all alike, and the median of the rounds counts. Ranks of a
+world measure at the same time, as they train, and the mean of theirs counts.
 
 Shapes: B microbatch, S sequence, D model width.
 """
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from megatron_tlm.comm.groups import AxisGroup
+from megatron_tlm.comm.groups import AxisGroup, all_reduce_sum, barrier
 from megatron_tlm.config.schema import Config
 from megatron_tlm.errors import PlanError
 from megatron_tlm.layers.loss import vocab_parallel_cross_entropy
@@ -95,19 +96,27 @@ def measured_units(plan: Plan) -> list[Unit]:
 
 
 def measure_units(config: Config, plan: Plan, device: torch.device, *, rounds: int = 7) -> Profile:
-    """The profile of a plan's units on a device. PlanError for several tensor ranks: here is only one process."""
+    """The profile of a plan's units on a device, without messages; collective where there is a world.
+
+    PlanError for several tensor ranks: each process measures by itself.
+    """
     if plan.grid.tensor > 1:
         raise PlanError(
             f"tensor_model_parallel_size = {plan.grid.tensor} cannot be measured by 1 process; "
             "measure with 1, or describe the device with --hardware"
         )
     runs = [UnitRun(unit, plan, config, device) for unit in measured_units(plan)]
+    barrier()
     for run in runs:
         run.run()
     times: list[list[Seconds]] = [[] for _ in runs]
     for _ in range(rounds):
         for taken, run in zip(times, runs, strict=True):
             taken.append(run.run())
+    own = [median(seconds) for taken in times for seconds in zip(*taken, strict=True)]
+    update = measure_update(max(runs, key=lambda run: run.unit.num_parameters), rounds)
+    ranks, update, *mean = all_reduce_sum([1.0, update, *own])
+    forwards, backwards = mean[0::2], mean[1::2]
     return Profile(
         device=torch.cuda.get_device_name(device)
         if device.type == "cuda"
@@ -119,11 +128,9 @@ def measure_units(config: Config, plan: Plan, device: torch.device, *, rounds: i
         recompute=config.parallel.recompute_granularity,
         hidden_size=plan.shape.hidden_size,
         units=tuple(
-            UnitSeconds(
-                run.unit.kind, run.unit.width, median(s.forward for s in taken), median(s.backward for s in taken)
-            )
-            for run, taken in zip(runs, times, strict=True)
+            UnitSeconds(run.unit.kind, run.unit.width, forward / ranks, backward / ranks)
+            for run, forward, backward in zip(runs, forwards, backwards, strict=True)
         ),
-        update_seconds=measure_update(max(runs, key=lambda run: run.unit.num_parameters), rounds),
-        notes=f"median of {rounds} rounds; messages between stages were not measured",
+        update_seconds=update / ranks,
+        notes=f"median of {rounds} rounds, mean of {int(ranks)} rank{'s' if ranks > 1 else ''} at work at once",
     )

@@ -15,7 +15,7 @@ def explain(plan: Plan) -> tuple[str, ...]:
     """A sentence or two for each thing worth knowing; few for a single stage."""
     sentences = [_fullest(plan)]
     if len(plan.stages) > 1:
-        sentences = [_limit(plan), _bubble(plan), _moves(plan), _proof(plan), *sentences]
+        sentences = [_limit(plan), _bubble(plan), _moves(plan), _proof(plan), _messages(plan), *sentences]
     return tuple(sentence for sentence in sentences if sentence)
 
 
@@ -100,6 +100,16 @@ def _proof(plan: Plan) -> str:
     if plan.cut.gap == 0:
         return "No cut has a shorter simulated step; among equally fast ones the search was cut short."
     return f"The search was cut short: a better cut could save at most {plan.cut.gap:.2%} of the step."
+
+
+def _messages(plan: Plan) -> str:
+    setting = plan.setting
+    if setting.profile is None or setting.hardware is not None or setting.profile.message_bandwidth:
+        return ""
+    return (
+        "Messages between stages count as free: the profile has none; measure it under torchrun, or give --hardware "
+        "too for what they take by a description."
+    )
 
 
 def _fullest(plan: Plan) -> str:

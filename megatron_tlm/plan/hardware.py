@@ -6,7 +6,7 @@ in training, 0.5 unless a profile says otherwise.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -77,17 +77,25 @@ def parse_bytes(text: str) -> int:
 
 @dataclass(frozen=True)
 class UnitSeconds:
-    """Measured seconds of a unit for one micro-batch on one rank; `width` tells MLPs apart."""
+    """Measured seconds of a unit for one micro-batch on one rank; `width` tells MLPs apart.
+
+    With a `name` it is of that unit alone, as a run measured it where it stood.
+    """
 
     kind: str
     width: int | None
     forward: float
     backward: float
+    name: str | None = None
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured on a device, and for which workload: it holds for that one alone."""
+    """What was measured on a device, and for which workload: it holds for that one alone.
+
+    A message of n bytes between neighbouring stages takes `message_latency` + n / `message_bandwidth` seconds; a
+    bandwidth of 0 says that messages were not measured. `update_seconds` are per parameter.
+    """
 
     device: str
     seq_length: int
@@ -97,28 +105,45 @@ class Profile:
     recompute: str | None
     hidden_size: int
     units: tuple[UnitSeconds, ...]
-    message_seconds: float = 0.0
-    update_seconds: float = 0.0  # per parameter
+    message_latency: float = 0.0
+    message_bandwidth: float = 0.0
+    update_seconds: float = 0.0
     notes: str = field(default="", compare=False)
 
-    def seconds(self, kind: str, width: int | None) -> tuple[float, float]:
-        """Forward and backward of a unit; MLPs of other widths lie on the line through their neighbours."""
-        own = sorted((unit for unit in self.units if unit.kind == kind), key=lambda unit: unit.width or 0)
+    def seconds(self, kind: str, width: int | None, name: str | None = None) -> tuple[float, float]:
+        """Forward and backward of a unit: its own where it was measured, else those of its kind.
+
+        MLPs of other widths lie on the line through their neighbours.
+        """
+        own = [unit for unit in self.units if unit.kind == kind]
         if not own:
             raise PlanError(f"profile of {self.device} holds 0 units of kind {kind}; measure it again")
-        if kind != "mlp" or width is None or len(own) == 1:
-            return own[0].forward, own[0].backward
-        upper = next((index for index, unit in enumerate(own) if (unit.width or 0) >= width), len(own) - 1)
-        low, high = own[max(0, upper - 1)], own[max(1, upper)]
-        share = (width - (low.width or 0)) / ((high.width or 0) - (low.width or 0))
-        return (
-            max(low.forward + share * (high.forward - low.forward), 0.0),
-            max(low.backward + share * (high.backward - low.backward), 0.0),
-        )
+        named = [unit for unit in own if name is not None and (unit.name, unit.width) == (name, width)]
+        if named:
+            return named[0].forward, named[0].backward
+        if kind != "mlp" or width is None:
+            return _mean(own)
+        widths = sorted({unit.width or 0 for unit in own})
+        if len(widths) == 1:
+            return _mean(own)
+        upper = next((index for index, known in enumerate(widths) if known >= width), len(widths) - 1)
+        low, high = widths[max(0, upper - 1)], widths[max(1, upper)]
+        share = (width - low) / (high - low)
+        below, above = (_mean([unit for unit in own if unit.width == known]) for known in (low, high))
+        forward, backward = (max(a + share * (b - a), 0.0) for a, b in zip(below, above, strict=True))
+        return forward, backward
+
+    def message_seconds(self, size_bytes: int) -> float | None:
+        """Of one message between neighbouring stages; None where messages were not measured."""
+        return self.message_latency + size_bytes / self.message_bandwidth if self.message_bandwidth else None
 
     def save(self, path: Path) -> None:
         """JSON, written beside the configuration."""
         path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+
+
+def _mean(units: Sequence[UnitSeconds]) -> tuple[float, float]:
+    return sum(unit.forward for unit in units) / len(units), sum(unit.backward for unit in units) / len(units)
 
 
 def load_profile(path: Path) -> Profile:

@@ -131,7 +131,8 @@ class Setting:
             rows = self.workload.padded_vocab_size // self.grid.tensor
             tied = rows * self.shape.hidden_size * self.workload.element_bytes / across if self.tied else 0.0
         if self.profile is not None and self.grid.pipe > 1:
-            message = self.profile.message_seconds or message
+            measured = self.profile.message_seconds(self.message_bytes)
+            message = message if measured is None else measured
         return Pipeline(
             num_stages=self.grid.pipe,
             micro_batches=self.micro_batches,
@@ -149,7 +150,7 @@ class Setting:
     def _unit_ticks(self, unit: Unit, forward_work: int, backward_work: int, parameters: int) -> tuple[int, int]:
         tokens = self.workload.tokens
         if self.profile is not None:
-            forward, backward = self.profile.seconds(unit.kind, unit.width)
+            forward, backward = self.profile.seconds(unit.kind, unit.width, unit.name)
             return self._ticks(forward), self._ticks(backward)
         if self.hardware is None:
             return forward_work * tokens, backward_work * tokens

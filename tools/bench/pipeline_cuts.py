@@ -17,12 +17,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from megatron_tlm.comm.groups import all_reduce_max, all_reduce_sum, build_mesh, init_distributed, shutdown
+from megatron_tlm.comm.groups import all_reduce_max, build_mesh, init_distributed, shutdown
 from megatron_tlm.config.schema import Config, ModelConfig, ParallelConfig, TaperConfig, TrainingConfig
+from megatron_tlm.evaluation.measure_messages import measure_messages
 from megatron_tlm.evaluation.measure_units import measure_units
 from megatron_tlm.plan.build import Plan, build_plan, cut_units
 from megatron_tlm.plan.compare import rivals
-from megatron_tlm.plan.hardware import Profile, UnitSeconds
+from megatron_tlm.plan.hardware import Profile
 from megatron_tlm.plan.setting import Setting
 from megatron_tlm.train.build import build_engine
 
@@ -90,33 +91,11 @@ def tokens(options: argparse.Namespace) -> Iterator[np.ndarray]:
 
 def shared_profile(config: Config, plan: Plan, rounds: int) -> Profile:
     """The mean of what both ranks measure, at work at the same time; messages between them included."""
-    dist.barrier()
+    device = torch.device("cpu")
     alone = replace(plan, grid=replace(plan.grid, pipe=1))
-    own = measure_units(config, alone, torch.device("cpu"), rounds=rounds)
-    flat = [own.update_seconds, *(value for unit in own.units for value in (unit.forward, unit.backward))]
-    mean = [value / dist.get_world_size() for value in all_reduce_sum(flat)]
-    units = tuple(
-        UnitSeconds(unit.kind, unit.width, mean[1 + 2 * index], mean[2 + 2 * index])
-        for index, unit in enumerate(own.units)
-    )
-    return replace(own, units=units, update_seconds=mean[0], message_seconds=message_seconds(plan, rounds))
-
-
-def message_seconds(plan: Plan, rounds: int) -> float:
-    """Of one message between the two stages."""
-    buffer = torch.zeros(plan.workload.tokens, plan.shape.hidden_size)
-    taken = []
-    for _ in range(rounds + 2):
-        dist.barrier()
-        begin = time.perf_counter()
-        for sender in (0, 1):
-            if dist.get_rank() == sender:
-                dist.send(buffer, 1 - sender)
-            else:
-                dist.recv(buffer, sender)
-        taken.append((time.perf_counter() - begin) / 2)
-    (slowest,) = all_reduce_max([median(taken[2:])])
-    return slowest
+    units = measure_units(config, alone, device, rounds=rounds)
+    cost = measure_messages(plan.setting.message_bytes, 1, device)
+    return replace(units, message_latency=cost.latency, message_bandwidth=cost.bandwidth)
 
 
 def replan(plan: Plan, setting: Setting) -> Plan:

@@ -1,6 +1,7 @@
 """`plan`: a table for people, JSON for programs, and every launch mistake before anything starts."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -207,8 +208,17 @@ def test_units_are_measured_and_the_plan_uses_it(tmp_path: Path, capsys: pytest.
     target = str(tmp_path / "profile.json")
     small = [*STAGES, "--micro-batch-size", "1", "--seq-length", "32"]
     assert main(["plan", *small, "--profile", target]) == 0
-    assert "use it with --hardware-profile" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "use it with --hardware-profile" in out
+    assert re.search(r"^message +[\d.]+ [mun]?s \+ [\d.e+-]+ GB/s$", out, re.MULTILINE)
+    profile = json.loads(Path(target).read_text())
+    assert profile["message_bandwidth"] > 1e6, "two processes sent each other messages"
     assert main(["plan", *small, "--hardware-profile", target]) == 0
-    assert "predicted step" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "predicted step" in out
+    assert "count as free" not in out
+    Path(target).write_text(json.dumps(profile | {"message_latency": 0.0, "message_bandwidth": 0.0}))
+    assert main(["plan", *small, "--hardware-profile", target]) == 0
+    assert "Messages between stages count as free: the profile has none" in capsys.readouterr().out
     assert main(["plan", *STAGES, "--micro-batch-size", "2", "--hardware-profile", target]) == 2
     assert "plan --profile" in capsys.readouterr().err

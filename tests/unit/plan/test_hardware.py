@@ -41,6 +41,22 @@ def test_other_kinds_have_one_time():
         PROFILE.seconds("head", None)
 
 
+def test_what_a_run_measured_of_a_unit_is_its_own():
+    named = (UnitSeconds("mixer", None, 8.0, 9.0, "layers.1.mixer"), UnitSeconds("mlp", 20, 3.0, 4.0, "layers.1.mlp"))
+    profile = replace(PROFILE, units=PROFILE.units + named)
+    assert profile.seconds("mixer", None, "layers.1.mixer") == (8.0, 9.0)
+    assert profile.seconds("mixer", None, "layers.2.mixer") == ((1 + 8) / 2, (2 + 9) / 2)
+    assert profile.seconds("mlp", 20, "layers.1.mlp") == (3.0, 4.0)
+    # Of another width it is another unit, and one of many of its kind.
+    assert profile.seconds("mlp", 10, "layers.1.mlp") == (1.0, 3.0)
+    assert profile.seconds("mlp", 20, "layers.5.mlp") == ((2 + 3) / 2, (5 + 4) / 2)
+
+
+def test_a_message_takes_its_latency_and_its_bytes():
+    assert PROFILE.message_seconds(100) is None
+    assert replace(PROFILE, message_latency=0.5, message_bandwidth=200.0).message_seconds(100) == 1.0
+
+
 def test_what_is_no_profile_or_no_device_is_said(tmp_path):
     with pytest.raises(PlanError, match="cannot be read"):
         load_profile(tmp_path / "absent.json")
