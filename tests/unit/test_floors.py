@@ -17,7 +17,7 @@ PACKAGE = "megatron_tlm"
 
 FLOORS = {
     "errors": 0, "config": 0, "plan": 1, "comm": 2, "data": 2, "checkpoint": 2, "layers": 3, "model": 4, "train": 5,
-    "export": 6, "evaluation": 6, "cli": 7,
+    "report": 2, "export": 6, "evaluation": 6, "cli": 7,
 }  # fmt: skip
 
 # Being below is not enough: files on disk know nothing of the configuration, ranks nothing of the data.
@@ -33,17 +33,18 @@ MAY_IMPORT = {
     "comm": {"plan"} | _BASE,
     "data": _PLAN,
     "checkpoint": {"plan"} | _BASE,
+    "report": _PLAN,
     "layers": _LAYERS,
     "model": _MODEL,
     "train": _TRAIN,
     "export": {"checkpoint"} | _PLAN,
     "evaluation": {"train"} | _TRAIN,
-    "cli": {"export", "evaluation", "train"} | _TRAIN,
+    "cli": {"export", "evaluation", "report", "train"} | _TRAIN,
 }
 
 # Outside library -> the only rooms that may import it.
 ONLY_IN = {"torch.distributed": {"comm"}, "deepspeed": {"train"}}
-NO_TORCH = {"errors", "config", "plan"}
+NO_TORCH = {"errors", "config", "plan", "report"}
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from megatron_tlm.comm.groups import single_mesh
-from megatron_tlm.train.log import level_line
+from megatron_tlm.train.console import level_line
 from megatron_tlm.train.multi_frequency import (
     WINDOW,
     MultiFrequencyAdamW,

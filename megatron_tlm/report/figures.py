@@ -1,0 +1,125 @@
+"""Which figures of a run are drawn, how, and under what name; the same for one run and for several over each other."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from megatron_tlm.report.chart import Mark, Series, line_chart
+from megatron_tlm.report.page import Html
+from megatron_tlm.report.read import Curve, Logged
+from megatron_tlm.report.scale import smoothed
+
+GIB = 2.0**30
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart of `parts`: name in metrics.jsonl -> name in the legend; each value times `factor`."""
+
+    title: str
+    parts: dict[str, str]
+    unit: str = ""
+    factor: float = 1.0
+    log_y: bool = False
+    from_zero: bool = False
+
+
+FIGURES = (
+    Figure("Learning rate", {"lr": "learning rate"}, from_zero=True),
+    Figure("Gradient norm", {"grad_norm": "gradient norm"}, "before clipping", log_y=True),
+    Figure("Throughput", {"tokens_per_second": "tokens/s"}, "tokens/s", from_zero=True),
+    Figure("Compute", {"tflops_per_device": "TFLOP/s"}, "model TFLOP/s per device", from_zero=True),
+    Figure("Utilisation", {"mfu": "MFU"}, "MFU, % of the device's peak", 100, from_zero=True),
+    Figure("Time of a step", {"seconds": "step", "data_wait_seconds": "of it waiting for data"}, "s", from_zero=True),
+    Figure(
+        "Forward of a rank",
+        {
+            "forward-compute-time-max": "slowest rank",
+            "forward-compute-time-median": "median rank",
+            "forward-compute-time-min": "fastest rank",
+        },
+        "s of a step, waiting left out",
+        from_zero=True,
+    ),
+    Figure(
+        "Memory",
+        {
+            "mem-reserved-bytes": "reserved",
+            "mem-max-allocated-bytes": "allocated, peak",
+            "mem-allocated-bytes": "allocated",
+            "mem-max-rss-bytes": "resident, peak",
+            "mem-rss-bytes": "resident",
+        },
+        "GiB, fullest rank",
+        1 / GIB,
+        from_zero=True,
+    ),
+    Figure("Pipeline bubble", {"pipeline-bubble": "measured"}, "% of the pipeline's time", 100, from_zero=True),
+)
+# Not drawn as "other": what other curves say better, or what counts up evenly.
+IMPLIED = ("ppl", "samples", "tokens", "valid_ppl", "pipeline-steps", "pipeline-micro-batches", "pipeline-seconds")
+STAGED = "stage-"
+
+
+def loss_figure(runs: Sequence[Logged], marks: Sequence[Mark] = ()) -> Html:
+    """Training loss, each step faint under its running mean, and every validation set's; a colour a run."""
+    series = []
+    alone = len(runs) == 1
+    for index, run in enumerate(runs):
+        losses = run.curve("loss")
+        if losses:
+            span = len(losses.ys) // 60 if len(losses.ys) >= 300 else 1
+            name = "training" if alone else run.name
+            if alone and span > 1:
+                series.append(Series("each step", losses.xs, losses.ys, index, faint=True))
+                name = f"training, mean over about {span} steps"
+            series.append(Series(name, losses.xs, smoothed(losses.ys, span), index))
+        for place, (key, curve) in enumerate(sorted(run.named("valid_loss").items())):
+            name = f"validation{key.removeprefix('valid_loss').replace('/', ' ')}"
+            color = 1 + place if alone else index
+            series.append(Series(name if alone else f"{run.name}, {name}", curve.xs, curve.ys, color, dots=True))
+    return line_chart("Loss", series, unit="nats per token", marks=marks, wide=True)
+
+
+def figures(runs: Sequence[Logged], marks: Sequence[Mark] = ()) -> Iterator[Html]:
+    """Every chart of `FIGURES` that some run has a value for."""
+    for figure in FIGURES:
+        series = list(_series(figure, runs))
+        if series:
+            yield line_chart(
+                figure.title,
+                series,
+                unit=figure.unit,
+                log_y=figure.log_y and _spread(series),
+                from_zero=figure.from_zero,
+                marks=marks,
+            )
+
+
+def grouped_figures(run: Logged) -> Iterator[Html]:
+    """Tokens by corpus, and what no other chart shows, names that differ in their end together."""
+    drawn = {key for figure in FIGURES for key in figure.parts} | set(IMPLIED) | {"loss", "valid_loss"}
+    groups: dict[str, dict[str, Curve]] = {}
+    for key, curve in run.curves.items():
+        if key in drawn or key.startswith((STAGED, "valid_")):
+            continue
+        group, _, member = key.rpartition("/")
+        groups.setdefault(group or key, {})[member] = curve
+    for group, members in sorted(groups.items()):
+        yield line_chart(group, [Series(name, curve.xs, curve.ys) for name, curve in members.items()])
+
+
+def _series(figure: Figure, runs: Sequence[Logged]) -> Iterator[Series]:
+    for index, run in enumerate(runs):
+        parts = {key: name for key, name in figure.parts.items() if run.curve(key)}
+        if len(runs) > 1:  # one curve a run: the first part that it has
+            parts = dict(list(parts.items())[:1])
+        for place, (key, name) in enumerate(parts.items()):
+            curve = run.curve(key)
+            color = place if len(runs) == 1 else index
+            yield Series(name if len(runs) == 1 else run.name, curve.xs, [y * figure.factor for y in curve.ys], color)
+
+
+def _spread(series: Sequence[Series]) -> bool:
+    """Whether values lie so far apart that a straight axis would hide the small ones."""
+    values = [y for item in series for y in item.ys if y > 0]
+    return bool(values) and max(values) > 30 * min(values)
