@@ -28,6 +28,7 @@ COMMANDS = {
     "preprocess": "text to Megatron's .bin/.idx",
     "data": "look at, check, merge and cut .bin/.idx pairs",
     "train": "train, on one process or under torchrun",
+    "report": "a run, or several over each other, as one HTML page",
     "evaluate": "perplexity of a checkpoint on held-out tokens",
     "novelty": "how new what each layer writes is, over depth",
     "generate": "continue a prompt from a checkpoint",
