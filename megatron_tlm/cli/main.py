@@ -27,6 +27,7 @@ COMMANDS = {
     "tokenizer": "train a SentencePiece tokenizer, or see what one does to a text",
     "preprocess": "text to Megatron's .bin/.idx",
     "data": "look at, check, merge and cut .bin/.idx pairs",
+    "doctor": "what would keep a run from starting, on this node or on all ranks together",
     "train": "train, on one process or under torchrun",
     "report": "a run, or several over each other, as one HTML page",
     "evaluate": "perplexity of a checkpoint on held-out tokens",

@@ -55,12 +55,16 @@ def build_datasets(
 
 def check_corpora(data: DataConfig, vocab_size: int, *, valid: bool) -> None:
     """DataError for a corpus of train, or of `valid`, that is missing, damaged or has ids beyond `vocab_size`."""
-    if data.mock_data:
-        return
-    paths = _split_paths(data) or (data.data_path,)
-    wanted = {prefix for words in paths[: 1 + valid] if words for prefix in parse_blend(words).prefixes}
-    for prefix in sorted(wanted):
+    for prefix in corpora(data, valid=valid):
         check_vocabulary(IndexedDataset(prefix), vocab_size)
+
+
+def corpora(data: DataConfig, *, valid: bool) -> tuple[str, ...]:
+    """The prefixes of all pairs that train, and `valid`, read; none for made-up data."""
+    if data.mock_data:
+        return ()
+    paths = _split_paths(data) or (data.data_path,)
+    return tuple(sorted({prefix for words in paths[: 1 + valid] if words for prefix in parse_blend(words).prefixes}))
 
 
 def data_facts(datasets: Datasets, consumed_samples: int) -> dict[str, Scalar]:

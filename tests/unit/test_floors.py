@@ -17,7 +17,7 @@ PACKAGE = "megatron_tlm"
 
 FLOORS = {
     "errors": 0, "config": 0, "plan": 1, "comm": 2, "data": 2, "checkpoint": 2, "layers": 3, "model": 4, "train": 5,
-    "report": 2, "export": 6, "evaluation": 6, "cli": 7,
+    "report": 2, "export": 6, "evaluation": 6, "doctor": 6, "study": 6, "cli": 7,
 }  # fmt: skip
 
 # Being below is not enough: files on disk know nothing of the configuration, ranks nothing of the data.
@@ -39,7 +39,9 @@ MAY_IMPORT = {
     "train": _TRAIN,
     "export": {"checkpoint"} | _PLAN,
     "evaluation": {"train"} | _TRAIN,
-    "cli": {"export", "evaluation", "report", "train"} | _TRAIN,
+    "doctor": {"train"} | _TRAIN,
+    "study": {"data"} | _PLAN,
+    "cli": {"doctor", "study", "export", "evaluation", "report", "train"} | _TRAIN,
 }
 
 # Outside library -> the only rooms that may import it.
