@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from megatron_tlm.cli import from_run
 from megatron_tlm.cli.failure import USER_ERROR
 from megatron_tlm.cli.options import config_parser, shown_config, speaks_unicode, tell, vocab_size
 from megatron_tlm.cli.plan_profile import check_target, measure
@@ -36,6 +37,7 @@ EXAMPLES = """\
   megatron-tlm plan --preset 3b --pipeline-model-parallel-size 8 --hardware h100 --compare --plot plan.png
   megatron-tlm plan --preset 3b --search --gpus 64 --hardware h100 --gpu-memory 80GiB --global-batch-size 512
   megatron-tlm plan --config run.yaml --profile profile.json
+  megatron-tlm plan --from-run logs
 """
 DEFAULT_HARDWARE = "h100"
 SHOWN_LAYOUTS = 20
@@ -49,6 +51,10 @@ def main(arguments: Sequence[str]) -> int:
     parser = build_parser()
     namespace = parser.parse(arguments)
     flags = read_flags(namespace)
+    if namespace.from_run is not None:
+        # Its configuration is the run's own.
+        target = None if namespace.profile is None else check_target(namespace.profile)
+        return from_run.tell(Path(namespace.from_run), flags, as_json=namespace.json, target=target)
     config = load(flags)
     tell(notes(flags, config))
     if namespace.search:
@@ -110,6 +116,11 @@ def build_parser() -> Parser:
     group.add_argument("--gpus", metavar="N", help="devices to search layouts for")
     group.add_argument(
         "--profile", metavar="FILE", help="measure the units on this device instead, and store the times"
+    )
+    group.add_argument(
+        "--from-run",
+        metavar="DIR",
+        help="set the times that a run logged in its --log-dir beside the plan's; --profile FILE stores them",
     )
     return parser
 

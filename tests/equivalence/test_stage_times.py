@@ -3,6 +3,9 @@
 import json
 from pathlib import Path
 
+import pytest
+
+from megatron_tlm.cli.main import main
 from megatron_tlm.plan.measured import read_scalars
 from megatron_tlm.train import train
 from tests.equivalence.launching import launch, losses_of, run_config
@@ -10,7 +13,7 @@ from tests.equivalence.launching import launch, losses_of, run_config
 TWO_STAGES = {"pipeline_model_parallel_size": 2}
 
 
-def test_a_run_logs_where_its_stages_spend_their_time(tmp_path: Path) -> None:
+def test_a_run_logs_where_its_stages_spend_their_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # All layers but a mixer on the first stage: the last one has to wait.
     config = run_config(tmp_path, save=None, train_iters=6, micro_batch_size=1, pipeline_cuts=("head",), **TWO_STAGES)
     ended = launch(config, 2)
@@ -37,6 +40,12 @@ def test_a_run_logs_where_its_stages_spend_their_time(tmp_path: Path) -> None:
     board = list((tmp_path / "log/tensorboard").glob("events*"))
     assert board
     assert b"stage-wait/1" in board[0].read_bytes()
+    assert main(["plan", "--from-run", str(tmp_path / "log"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["steps"] == [2, 6]
+    assert told["bubble"]["measured"] > 0.4
+    assert told["replan"]["saving"] > 0.01
+    assert told["replan"]["first_units"][1] != "head"
 
 
 def nobody_looks_on(rank: int) -> None:
