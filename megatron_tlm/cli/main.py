@@ -31,6 +31,7 @@ COMMANDS = {
     "train": "train, on one process or under torchrun",
     "report": "a run, or several over each other, as one HTML page",
     "evaluate": "perplexity of a checkpoint on held-out tokens",
+    "needle": "values hidden in long texts, and whether a checkpoint finds them",
     "novelty": "how new what each layer writes is, over depth",
     "generate": "continue a prompt from a checkpoint",
     "study": "many runs compared fairly: grid x seeds, equal budgets, one report",

@@ -1,10 +1,11 @@
 """A YAML document as settings: read node by node, so that every complaint can name its line."""
 
+from collections.abc import Callable, Collection
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -13,6 +14,8 @@ from megatron_tlm.config.nearest import did_you_mean
 from megatron_tlm.config.schema import fields_of, sections
 from megatron_tlm.config.values import Layer, Setting, from_yaml
 from megatron_tlm.errors import ConfigError
+
+T = TypeVar("T")
 
 # Keys and values as nodes, with the line of each key.
 Entries = dict[str, tuple[int, yaml.Node]]
@@ -30,6 +33,11 @@ def read_file(path: Path) -> Layer:
 
 def read_text(text: str, origin: str) -> Layer:
     """The settings of a YAML text; `origin` is its name in messages."""
+    return with_root(text, origin, lambda root, loader: read_sections(root, loader, origin)) or {}
+
+
+def with_root(text: str, origin: str, read: Callable[[yaml.Node, yaml.SafeLoader], T]) -> T | None:
+    """What `read` makes of a YAML text's root, None of an empty text; ConfigError names the line of what is no YAML."""
     try:
         loader = yaml.SafeLoader(text)
     except yaml.reader.ReaderError as error:
@@ -39,7 +47,7 @@ def read_text(text: str, origin: str) -> Layer:
         ) from None
     try:
         root = loader.get_single_node()
-        return _read(root, loader, origin) if root is not None else {}
+        return read(root, loader) if root is not None else None
     except RecursionError:
         line = loader.get_mark().line + 1
         raise ConfigError(f"{origin}:{line}: brackets or lists are nested too deep; mend that line") from None
@@ -95,24 +103,27 @@ def _preset_folder() -> Traversable:
     return files("megatron_tlm.config") / "presets"
 
 
-def _read(root: yaml.Node, loader: yaml.SafeLoader, origin: str) -> Layer:
+def read_sections(root: yaml.Node, loader: yaml.SafeLoader, origin: str, *, beside: Collection[str] = ()) -> Layer:
+    """The settings of a node that holds sections; keys that stand `beside` them are for another reader."""
     layer: Layer = {}
-    for section, (line, node) in _entries(root, loader, origin, "the document").items():
+    for section, (line, node) in entries(root, origin, "the document").items():
+        if section in beside:
+            continue
         if section not in sections():
             raise ConfigError(f"{origin}:{line}: {section} {_misplaced(section)}")
-        if isinstance(node, yaml.ScalarNode) and _construct(node, loader, f"{origin}:{line}: {section}") is None:
+        if isinstance(node, yaml.ScalarNode) and construct(node, loader, f"{origin}:{line}: {section}") is None:
             continue  # `data:` with all its keys commented out
         declared = fields_of(section)
-        for key, (key_line, value) in _entries(node, loader, origin, f"{section}:").items():
+        for key, (key_line, value) in entries(node, origin, f"{section}:").items():
             address = f"{origin}:{key_line}: {section}.{key}"
             if key not in declared:
                 raise ConfigError(f"{address} {_unknown(section, key)}")
-            given = _construct(value, loader, address)
+            given = construct(value, loader, address)
             layer[section, key] = Setting(from_yaml(given, declared[key].type, address), address)
     return layer
 
 
-def _construct(node: yaml.Node, loader: yaml.SafeLoader, address: str) -> Any:
+def construct(node: yaml.Node, loader: yaml.SafeLoader, address: str) -> Any:
     """The value of a node; ConfigError for what only looks like one, such as the date 2020-13-45."""
     try:
         return loader.construct_object(node, deep=True)
@@ -120,7 +131,8 @@ def _construct(node: yaml.Node, loader: yaml.SafeLoader, address: str) -> Any:
         raise ConfigError(f"{address} = {_shown(node)} cannot be read ({error}); put text in quotes") from None
 
 
-def _entries(node: yaml.Node, loader: yaml.SafeLoader, origin: str, where: str) -> Entries:
+def entries(node: yaml.Node, origin: str, where: str) -> Entries:
+    """Keys and values of a mapping; ConfigError for anything else, and for a key that appears twice."""
     line = node.start_mark.line + 1
     if not isinstance(node, yaml.MappingNode):
         raise ConfigError(

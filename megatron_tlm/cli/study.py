@@ -1,0 +1,125 @@
+"""`megatron-tlm study`: many runs that are compared fairly, from one file."""
+
+import os
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from megatron_tlm.config.nearest import did_you_mean
+from megatron_tlm.config.parser import Parser, program
+from megatron_tlm.config.study import read_study
+from megatron_tlm.config.values import from_flag
+from megatron_tlm.errors import ConfigError
+from megatron_tlm.study.choice import snapshot
+from megatron_tlm.study.design import Design
+from megatron_tlm.study.record import folder_of, open_study
+from megatron_tlm.study.runner import Resources, Runner, forget_failures
+from megatron_tlm.study.status import budget_lines, status_lines
+
+INCOMPLETE = 1
+
+EXAMPLES = """\
+examples:
+  megatron-tlm study run examples/paper/cpu/piecewise.yaml --parallel 2 --threads-per-run 1
+  megatron-tlm study status examples/paper/cpu/piecewise.yaml
+  megatron-tlm study report examples/paper/cpu/piecewise.yaml
+"""
+
+
+def _add_run(parser: ArgumentParser) -> None:
+    parser.add_argument("--parallel", metavar="N", help="runs at once (default: as many as devices or cores allow)")
+    parser.add_argument("--threads-per-run", metavar="N", default="1", help="of each rank's CPU work (default: 1)")
+    parser.add_argument("--retry-failed", action="store_true", help="try failed runs again")
+    parser.add_argument("--dry-run", action="store_true", help="check the study and print its budgets; start nothing")
+
+
+def _add_nothing(parser: ArgumentParser) -> None:
+    return
+
+
+def _run(args: Namespace, design: Design) -> int:
+    print("\n".join(budget_lines(design)), flush=True)
+    if args.dry_run:
+        return 0
+    for added in open_study(design):
+        print(f"added: {added}")
+    if args.retry_failed:
+        print(f"{forget_failures(design)} failed runs are tried again")
+    runner = Runner(design, _resources(args, design.file.ranks), lambda text: print(text, flush=True))
+    if not runner.run():
+        print("stopped; the same command goes on")
+        return 0
+    print("\n".join(status_lines(snapshot(design))))
+    return 0
+
+
+def _status(args: Namespace, design: Design) -> int:
+    print("\n".join(status_lines(snapshot(design))))
+    return 0
+
+
+def _resources(args: Namespace, ranks: int) -> Resources:
+    threads = _count(args.threads_per_run, "--threads-per-run")
+    devices = cuda_devices()
+    room = len(devices) // ranks if devices else max(1, (os.cpu_count() or 1) // (ranks * threads))
+    if devices and not room:
+        raise ConfigError(f"study.ranks = {ranks} exceeds the {len(devices)} devices of this machine; lower it")
+    parallel = room if args.parallel is None else _count(args.parallel, "--parallel")
+    if devices and parallel > room:
+        raise ConfigError(
+            f"--parallel = {parallel} runs of {ranks} ranks need {parallel * ranks} devices and there are "
+            f"{len(devices)}; give at most {room}"
+        )
+    return Resources(parallel, threads, devices)
+
+
+def cuda_devices() -> tuple[str, ...]:
+    """The devices that runs may be given, by the names that CUDA_VISIBLE_DEVICES takes."""
+    import torch
+
+    count = torch.cuda.device_count()
+    given = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return tuple(given[:count]) if given else tuple(map(str, range(count)))
+
+
+def _count(text: str, flag: str) -> int:
+    value = int(from_flag(text, int, flag))
+    if value < 1:
+        raise ConfigError(f"{flag} = {value} is below 1; give 1 or more")
+    return value
+
+
+Action = Callable[[Namespace, Design], int]
+ACTIONS: dict[str, tuple[str, Callable[[ArgumentParser], None], Action]] = {
+    "run": ("start what has not been done, and go on with what was interrupted", _add_run, _run),
+    "status": ("where each run stands", _add_nothing, _status),
+}
+
+HELP = """\
+usage: megatron-tlm study ACTION FILE [flags]
+
+FILE is a run's YAML with a study: section: arms, learning rates, seeds. docs/studies.md describes it.
+
+actions:
+{actions}
+
+{examples}"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Dispatch to an action; 0, or 2 for a user's mistake."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        rows = "\n".join(f"  {name:8} {text}" for name, (text, *_) in ACTIONS.items())
+        print(HELP.format(actions=rows, examples=EXAMPLES), end="")
+        return 0
+    name = arguments[0]
+    if name not in ACTIONS:
+        raise ConfigError(f"study {name} is no action; {did_you_mean(name, ACTIONS)}")
+    text, add, action = ACTIONS[name]
+    parser = Parser(prog=program(f"study {name}"), description=text)
+    parser.add_argument("file", metavar="FILE", help="the study")
+    parser.add_argument("--output", metavar="DIR", help="folder of the study (default: runs/ and the file's name)")
+    add(parser)
+    args = parser.parse(arguments[1:])
+    file = read_study(Path(args.file))
+    return action(args, Design(file, Path(args.output) if args.output else folder_of(file.name)))

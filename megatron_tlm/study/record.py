@@ -1,0 +1,116 @@
+"""What a study was when it began, kept in its folder: a file that changed since is refused, one that grew is not."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from megatron_tlm.config.dump import as_mapping
+from megatron_tlm.config.schema import Config, DataConfig
+from megatron_tlm.data.blend import parse_blend
+from megatron_tlm.data.indexed_dataset import IndexedDataset
+from megatron_tlm.errors import ConfigError
+from megatron_tlm.study.design import Design
+from megatron_tlm.study.runs import replace_text
+
+STUDY_NAME = "study.json"
+_GROWING = ("learning_rates", "seeds", "tuning_seeds")
+# Where a run lies and what it tells: a folder may be moved.
+_PLACES = (("checkpoint", "save"), ("checkpoint", "load"), ("logging", "log_dir"))
+
+
+def open_study(design: Design) -> list[str]:
+    """Begins the study in its folder, or checks that it is the one that began there; what has been added since.
+
+    ConfigError naming everything that has changed.
+    """
+    path, now = design.folder / STUDY_NAME, described(design)
+    if not path.exists():
+        design.folder.mkdir(parents=True, exist_ok=True)
+        replace_text(path, json.dumps(now, indent=1) + "\n")
+        return []
+    before = json.loads(path.read_text(encoding="utf-8"))
+    changes, added = compare(before, now)
+    if changes:
+        raise ConfigError(
+            f"{path} = a study that has changed since it began ({'; '.join(changes)}); undo that, or give --output of "
+            "a new folder"
+        )
+    if added:
+        replace_text(path, json.dumps(now, indent=1) + "\n")
+    return added
+
+
+def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """(what is no longer as it was, what has been added): seeds, rates and arms may be added."""
+    changes, added = [], []
+    for name in _GROWING:
+        changes += [f"{name} no longer has {value:g}" for value in before[name] if value not in now[name]]
+        added += [f"{name} {value:g}" for value in now[name] if value not in before[name]]
+    for arm in dict.fromkeys((*before["arms"], *now["arms"])):
+        if arm not in now["arms"]:
+            changes.append(f"there is no arm {arm} any more")
+        elif arm not in before["arms"]:
+            added.append(f"arm {arm}")
+        else:
+            changes += differences(before["arms"][arm], now["arms"][arm], f"{arm}: ")
+    rest = [name for name in before if name not in (*_GROWING, "arms")]
+    changes += differences({name: before[name] for name in rest}, {name: now[name] for name in rest})
+    return changes, added
+
+
+def described(design: Design) -> dict[str, Any]:
+    """A study in plain values."""
+    file = design.file
+    arms = {"/".join(filter(None, pair)): _arm_facts(design.config(design.example(*pair))) for pair in design.pairs}
+    some = design.config(design.example(*design.pairs[0]))
+    return {
+        "learning_rates": list(file.learning_rates),
+        "seeds": list(file.seeds),
+        "tuning_seeds": list(file.tuning_seeds),
+        "reference": file.reference,
+        "ranks": file.ranks,
+        "data": corpus_digests(some.data),
+        "arms": arms,
+    }
+
+
+def corpus_digests(data: DataConfig) -> dict[str, str]:
+    """Each corpus by its prefix, as a value that changes with its tokens."""
+    found = (data.data_path, data.train_data_path, data.valid_data_path)
+    prefixes = {prefix for words in found if words for prefix in parse_blend(words).prefixes}
+    return {prefix: IndexedDataset(prefix).digest for prefix in sorted(prefixes)}
+
+
+def run_facts(config: Config) -> dict[str, Any]:
+    """A configuration in plain values, places left out."""
+    mapping = as_mapping(config)
+    for section, key in _PLACES:
+        del mapping[section][key]
+    return mapping
+
+
+def _arm_facts(config: Config) -> dict[str, Any]:
+    """What all runs of an arm share."""
+    mapping = run_facts(config)
+    optimizer = mapping["optimizer"]
+    optimizer["min_lr"] = f"{optimizer['min_lr'] / optimizer.pop('lr'):.6g} of lr"
+    del mapping["training"]["seed"]
+    return mapping
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """What differs between two trees of plain values, in words."""
+    told = []
+    for key in dict.fromkeys((*before, *now)):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            told += differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            told.append(f"{prefix}{key} {old} is now {new}")
+    return told
+
+
+def folder_of(name: str) -> Path:
+    """Where a study goes that is told no other place."""
+    return Path("runs") / name
