@@ -1,5 +1,6 @@
 """A checkpoint of a tiny model that reads bytes, saved by two pipeline stages' worth of parts, and a corpus for it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,14 @@ def save_tiny(root: Path, config: Config) -> dict[str, torch.Tensor]:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("run")
     save_tiny(root, tiny_config(tokenizer_type="ByteTokenizer"))
+    return root
+
+
+@pytest.fixture(scope="session")
+def long_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, made for sequences of 192 tokens."""
+    root, config = tmp_path_factory.mktemp("long"), tiny_config(tokenizer_type="ByteTokenizer")
+    save_tiny(root, replace(config, model=replace(config.model, seq_length=192)))
     return root
 
 
