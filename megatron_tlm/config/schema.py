@@ -261,9 +261,12 @@ class LoggingConfig:
     tensorboard_dir: str | None = option(
         None, "folder for TensorBoard files (default: log_dir/tensorboard)", metavar="DIR"
     )
+    novelty_interval: int | None = option(
+        None, "steps between measurements of layer-wise novelty, on validation samples (default: none)"
+    )
 
     def __post_init__(self) -> None:
-        at_least("logging", self, {"log_interval": 1})
+        at_least("logging", self, {"log_interval": 1, "novelty_interval": 1})
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from megatron_tlm.comm.groups import AxisGroup
 from megatron_tlm.layers.loss import vocab_parallel_cross_entropy
+from megatron_tlm.model.stage import Stage
 from megatron_tlm.train.gate import Judge, accept
 from megatron_tlm.train.multi_frequency import LevelReport
 from megatron_tlm.train.packing import IGNORED
@@ -37,6 +38,7 @@ class StepResult:
 class Engine(Protocol):
     """A model being trained on this rank. `micro_batches` are int64 [B, S + 1] of this rank's data rank."""
 
+    stage: Stage
     parameters: dict[str, nn.Parameter]
     deepspeed: Any
 

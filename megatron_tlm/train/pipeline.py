@@ -94,7 +94,7 @@ class PipelineEngine:
     """This rank's stage of the model."""
 
     def __init__(self, config: Config, plan: Plan, mesh: Mesh, stage: Stage, rules: PackRules) -> None:
-        self.parameters = stage.global_parameters()
+        self.stage, self.parameters = stage, stage.global_parameters()
         self._config, self._plan, self._mesh, self._rules = config, plan, mesh, rules
         self._loss = _StepLoss(mesh.tensor, plan.shape.vocab_size)
         self._fed = _FedStage(stage) if rules.changes_model else None

@@ -67,7 +67,7 @@ class ZeroEngine:
     """The whole depth of the model on every data rank."""
 
     def __init__(self, config: Config, plan: Plan, mesh: Mesh, stage: Stage, rules: PackRules) -> None:
-        self.parameters = stage.global_parameters()
+        self.stage, self.parameters = stage, stage.global_parameters()
         self._config, self._plan, self._mesh, self._rules = config, plan, mesh, rules
         self._loss = self._norm = 0.0
         groups = level_groups(self.parameters, config, plan, mesh)
