@@ -1,14 +1,13 @@
-"""`megatron-tlm evaluate`: token perplexity of a checkpoint on .bin/.idx corpora."""
+"""`megatron-tlm evaluate`: perplexity of a checkpoint on pairs and texts, and tasks of lm-evaluation-harness."""
 
-import json
-import math
-import sys
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
 
+from megatron_tlm.cli.ranks import on_ranks
+from megatron_tlm.config.launch import Launch
 from megatron_tlm.config.parser import Parser, program
+from megatron_tlm.config.schema import ParallelConfig
 from megatron_tlm.config.values import from_flag
 from megatron_tlm.errors import ConfigError
 
@@ -16,107 +15,135 @@ EXAMPLES = """\
 examples:
   megatron-tlm evaluate --load checkpoints --data-path heldout_text_document
   megatron-tlm evaluate --load checkpoints --data-path corpus_text_document --split 969,30,1
-  megatron-tlm evaluate --load checkpoints --ckpt-step 2000 --data-path wiki_text_document books_text_document --json
+  megatron-tlm evaluate --load checkpoints --data-path wiki_text_document books_text_document --json results.json
+  megatron-tlm evaluate --load checkpoints --text heldout.jsonl --seq-length 2048 --stride 512
+  megatron-tlm evaluate --load checkpoints --text wiki.test.txt --protocol wikitext
+  megatron-tlm evaluate --load checkpoints --text lambada.jsonl --protocol lambada
+  megatron-tlm evaluate --load checkpoints --tasks my_choices my_perplexity --include-path tasks
+  torchrun --standalone --nproc-per-node 4 -m megatron_tlm evaluate --load checkpoints \\
+      --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --data-path heldout_text_document
 
-Every token of a corpus but its first is predicted once, in windows of --seq-length. Several corpora are measured one by
-one. With --split only the documents that training at that split kept for validation count.
+The first window predicts --seq-length tokens, each later one the next --stride, from --seq-length tokens at most: so
+every token of a pair but its first, and every token of a text, is predicted once. Several sets are measured one by one.
+Ranks beyond tensor x pipeline share the windows out. What exactly each protocol does: docs/evaluation.md.
 """
+
+DTYPES = ("float32", "bfloat16", "float64")
+PROTOCOLS = ("documents", "wikitext", "lambada")
+
+# Flag -> one of these has to be there for it to mean anything.
+_BELONGS = {
+    "split": ("data_path",),
+    "eval_iters": ("data_path",),
+    "protocol": ("text",),
+    "json_key": ("text",),
+    "include_path": ("tasks",),
+    "num_fewshot": ("tasks",),
+    "limit": ("text", "tasks"),
+    "stride": ("data_path", "text"),
+}
 
 
 def build_parser() -> Parser:
     parser = Parser(prog=program("evaluate"), description=__doc__, epilog=EXAMPLES)
     parser.add_argument("--load", required=True, metavar="DIR", help="folder a run was saved in")
     parser.add_argument("--ckpt-step", metavar="N", help="step to load (default: the newest complete one)")
-    parser.add_argument("--data-path", required=True, nargs="+", metavar="PREFIX", help="prefixes of .bin/.idx pairs")
-    parser.add_argument("--split", metavar="A,B,C", help="measure B's share alone (default: the whole corpus)")
-    parser.add_argument("--seq-length", metavar="N", help="tokens per window (default: the run's)")
-    parser.add_argument("--micro-batch-size", default="8", metavar="N", help="windows at a time (default: 8)")
-    parser.add_argument("--eval-iters", metavar="N", help="stop after N batches of windows (default: all)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object for each corpus")
+    pairs = parser.add_argument_group("pairs")
+    pairs.add_argument("--data-path", nargs="+", metavar="PREFIX", help="prefixes of .bin/.idx pairs")
+    pairs.add_argument("--split", metavar="A,B,C", help="measure B's share alone (default: the whole corpus)")
+    pairs.add_argument("--eval-iters", metavar="N", help="stop after N batches of windows (default: all)")
+    texts = parser.add_argument_group("texts, by the checkpoint's tokenizer")
+    texts.add_argument("--text", nargs="+", metavar="FILE", help="JSON lines, .txt or Parquet; a glob is one set")
+    texts.add_argument(
+        "--protocol",
+        choices=PROTOCOLS,
+        help="documents: each by itself, per token, word and byte (default); wikitext: the same, detokenised; lambada: "
+        "the last word of each",
+    )
+    texts.add_argument("--json-key", metavar="KEY", help="what holds a document's text (default: text)")
+    tasks = parser.add_argument_group("tasks of lm-evaluation-harness (pip install 'megatron_tlm[eval]')")
+    tasks.add_argument("--tasks", nargs="+", metavar="NAME", help="the harness's tasks, or your own")
+    tasks.add_argument("--include-path", metavar="DIR", help="folder of your own tasks' YAML files")
+    tasks.add_argument("--num-fewshot", metavar="N", help="examples before each question (default: the task's)")
+    tasks.add_argument("--limit", metavar="N", help="only the first N documents, of texts too")
+    how = parser.add_argument_group("how")
+    how.add_argument("--seq-length", metavar="N", help="tokens a window holds (default: the run's seq_length)")
+    how.add_argument("--stride", metavar="N", help="tokens each later window predicts (default: all it holds)")
+    how.add_argument("--micro-batch-size", default="8", metavar="N", help="windows at a time (default: 8)")
+    how.add_argument("--dtype", choices=DTYPES, help="default: the run's on a GPU, float32 on a CPU")
+    how.add_argument("--tensor-model-parallel-size", default="1", metavar="N", help="ranks that share each layer")
+    how.add_argument("--pipeline-model-parallel-size", default="1", metavar="N", help="stages the layers are cut into")
+    how.add_argument("--distributed-backend", choices=("nccl", "gloo"), help="default: nccl with GPUs, else gloo")
+    how.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="results with all settings into FILE, or a line each here"
+    )
     return parser
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure as asked: a line for each corpus on stdout, progress on stderr."""
+    """Measure as asked: a table or JSON on stdout, progress on stderr."""
     args = build_parser().parse(arguments)
-    step, iterations = _number(args, "ckpt_step", 0), _number(args, "eval_iters", 1)
-    batch, length = _number(args, "micro_batch_size", 1) or 1, _number(args, "seq_length", 1)
-    for word in args.data_path:
-        if _is_weight(word):
-            raise ConfigError(f"--data-path = {word} is a weight and corpora are measured one by one; give prefixes")
-    # Only now: torch takes a second to import, and a mistyped flag should not wait for it.
-    from megatron_tlm.evaluation.restore import load_model
+    _check(args)
+    parallel = ParallelConfig(
+        tensor_model_parallel_size=number(args, "tensor_model_parallel_size", 1) or 1,
+        pipeline_model_parallel_size=number(args, "pipeline_model_parallel_size", 1) or 1,
+        distributed_backend=args.distributed_backend,
+    )
+    return on_ranks(partial(_evaluate, args, parallel), parallel)
 
-    restored = load_model(args.load, step, tell=_tell)
-    positions = restored.config.model.positions
-    if length is not None and length > positions:
-        raise ConfigError(
-            f"--seq-length = {length} exceeds the model's max_position_embeddings = {positions}; give a shorter one"
-        )
-    for prefix in args.data_path:
-        record = _measure(restored, prefix, args.split, length or restored.plan.seq_length, batch, iterations)
-        print(json.dumps(record) if args.json else _sentence(record), flush=True)
+
+def _evaluate(args: Namespace, parallel: ParallelConfig, launch: Launch) -> int:
+    # Only now: torch takes a second to import, and a mistyped flag should not wait for it.
+    from megatron_tlm.cli.measuring import Measuring, Wishes
+
+    wishes = Wishes(
+        load=args.load,
+        step=number(args, "ckpt_step", 0),
+        context=number(args, "seq_length", 1),
+        stride=number(args, "stride", 1),
+        batch=number(args, "micro_batch_size", 1) or 1,
+        dtype=args.dtype,
+    )
+    measuring = Measuring(wishes, parallel, launch)
+    for prefix in args.data_path or ():
+        measuring.pair(prefix, args.split, number(args, "eval_iters", 1))
+    for pattern in args.text or ():
+        measuring.text(pattern, args.protocol or PROTOCOLS[0], args.json_key or "text", number(args, "limit", 1))
+    if args.tasks:
+        measuring.tasks(args.tasks, args.include_path, number(args, "num_fewshot", 0), number(args, "limit", 1))
+    measuring.tell(args.json)
     return 0
 
 
-def _measure(
-    restored: Any, prefix: str, split: str | None, length: int, batch: int, iterations: int | None
-) -> dict[str, Any]:
-    """Loss and perplexity on one corpus."""
-    from megatron_tlm.data.gpt_dataset import check_vocabulary
-    from megatron_tlm.data.indexed_dataset import IndexedDataset
-    from megatron_tlm.data.samples import split_documents
-    from megatron_tlm.evaluation.perplexity import evaluate_perplexity
-    from megatron_tlm.evaluation.windows import count_windows, windows
-
-    indexed = IndexedDataset(prefix)
-    check_vocabulary(indexed, restored.plan.shape.vocab_size)
-    sequences = range(len(indexed)) if split is None else split_documents(split, len(indexed))[1]
-    if not sequences:
-        raise ConfigError(
-            f"--split = {split} leaves 0 of the {len(indexed)} documents of {prefix} for validation; raise its second "
-            "share, or leave --split out"
-        )
-    total = count_windows(int(indexed.lengths[sequences.start : sequences.stop].sum()), length, batch)
-    total = min(total, iterations or total)
-    taken = islice(windows(indexed, sequences, length, batch), total)
-    result = evaluate_perplexity(restored.stage, _with_progress(taken, total, prefix))
-    return {
-        "data": prefix,
-        "step": restored.step,
-        "tokens": result.num_tokens,
-        "loss": result.loss,
-        "perplexity": result.perplexity if math.isfinite(result.perplexity) else None,
-        "bits_per_token": result.bits_per_token,
-    }
+def _check(args: Namespace) -> None:
+    """ConfigError for what the flags alone have wrong."""
+    if not (args.data_path or args.text or args.tasks):
+        raise ConfigError("--data-path, --text, --tasks = none given where 1 says what to measure; give one")
+    for name, owners in _BELONGS.items():
+        value = getattr(args, name)
+        if value is not None and not any(getattr(args, owner) for owner in owners):
+            needed = " or ".join(_flag(owner) for owner in owners)
+            raise ConfigError(f"{_flag(name)} = {value} does nothing without {needed}; give that too, or leave it out")
+    for name, bound in (("ckpt_step", 0), ("eval_iters", 1), ("micro_batch_size", 1), ("seq_length", 1)):
+        number(args, name, bound)
+    for name, bound in (("stride", 1), ("limit", 1), ("num_fewshot", 0)):
+        number(args, name, bound)
+    for word in args.data_path or ():
+        if _is_weight(word):
+            raise ConfigError(f"--data-path = {word} is a weight and corpora are measured one by one; give prefixes")
 
 
-def _sentence(record: dict[str, Any]) -> str:
-    perplexity = record["perplexity"]
-    return (
-        f"{record['data']}: perplexity {math.inf if perplexity is None else perplexity:.4f}, loss {record['loss']:.4f} "
-        f"({record['bits_per_token']:.4f} bits per token) over {record['tokens']:,} tokens at step {record['step']}"
-    )
-
-
-def _with_progress(batches: Iterable[Any], total: int, prefix: str) -> Iterator[Any]:
-    """The same batches, counted on stderr where a person watches."""
-    watched = sys.stderr.isatty()
-    for done, batch in enumerate(batches, start=1):
-        yield batch
-        if watched:
-            print(f"\r{prefix}: batch {done} of {total}", end="", file=sys.stderr, flush=True)
-    if watched:
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-
-def _number(args: Namespace, name: str, bound: int) -> int | None:
+def number(args: Namespace, name: str, bound: int) -> int | None:
     """An integer flag of at least `bound`; None where it is not given."""
-    text, flag = getattr(args, name), "--" + name.replace("_", "-")
+    text, flag = getattr(args, name), _flag(name)
     value: int | None = None if text is None else from_flag(text, int, flag)
     if value is not None and value < bound:
         raise ConfigError(f"{flag} = {value} is below {bound}; give {bound} or more")
     return value
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _is_weight(word: str) -> bool:
@@ -125,7 +152,3 @@ def _is_weight(word: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _tell(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)

@@ -2,16 +2,18 @@
 
     logits / temperature -> the top_k best -> the fewest that hold top_p of the probability -> draw
 
-The stage is the whole model on one process (tensor 1, pipe 1). Shapes: V vocabulary without padding.
+Shapes: B batch, S sequence, V vocabulary without padding.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import torch
 from torch import Tensor
 
-from megatron_tlm.errors import ConfigError, PlanError
+from megatron_tlm.errors import ConfigError
+from megatron_tlm.evaluation.model import Model, whole_model
 from megatron_tlm.model.stage import Stage
 
 LEAST_TEMPERATURE = 1e-6  # logits over less leave float32
@@ -73,14 +75,11 @@ def generate(
 ) -> Iterator[int]:
     """New token ids as they come, up to `max_new_tokens`; ends before an end-of-document token.
 
-    Only ids below `num_ids` are drawn: a model may know more than its tokenizer (by default all of the vocabulary).
+    The stage is the whole model on one process (tensor 1, pipe 1). Only ids below `num_ids` are drawn: a model may know
+    more than its tokenizer (by default all of the vocabulary).
     ConfigError for an empty prompt or ids outside the vocabulary; PlanError for a stage that is not a whole model.
     """
-    if len(stage.units) != len(stage.plan.units) or stage.tensor.size > 1:
-        raise PlanError(
-            f"stage = {len(stage.units)} of {len(stage.plan.units)} units on {stage.tensor.size} tensor ranks is not "
-            "a whole model; build it with tensor 1 and pipe 1"
-        )
+    model = whole_model(stage)
     vocab_size = stage.plan.shape.vocab_size
     if not prompt:
         raise ConfigError("prompt = 0 tokens is below 1; give some text or the end-of-document token")
@@ -89,25 +88,36 @@ def generate(
             f"prompt = ids {min(prompt)}..{max(prompt)} leave the vocabulary of {vocab_size}; "
             "use the tokenizer the model was trained with"
         )
-    return _generate(stage, prompt, max_new_tokens, eod_id, sampling, min(num_ids or vocab_size, vocab_size))
+    steps = decode(model, [prompt], [sampling], max_new_tokens=max_new_tokens, num_ids=num_ids)
+    return takewhile(lambda token: token != eod_id, (token for (token,) in steps))
 
 
-def _generate(
-    stage: Stage, prompt: Sequence[int], max_new_tokens: int, eod_id: int | None, sampling: Sampling, num_ids: int
-) -> Iterator[int]:
-    device, was_training = next(stage.parameters()).device, stage.training
+def decode(
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    samplings: Sequence[Sampling],
+    *,
+    max_new_tokens: int,
+    num_ids: int | None = None,
+) -> Iterator[list[int]]:
+    """The next id of each of several prompts of one length, up to `max_new_tokens` times; nothing ends it earlier.
+
+    Every row is drawn with a generator of its own. Collective over tensor and pipe, and the same on all their ranks.
+    """
+    stage, was_training = model.stage, model.stage.training
     # Draws happen on the CPU, so that a seed gives the same text on every device.
-    generator = torch.Generator().manual_seed(sampling.seed)
-    cache = stage.new_cache(batch=1, capacity=len(prompt) + max_new_tokens)
-    tokens, position = list(prompt), 0
+    generators = [torch.Generator().manual_seed(sampling.seed) for sampling in samplings]
+    tokens_BS, position = torch.tensor([list(prompt) for prompt in prompts]), 0
+    cache = stage.new_cache(batch=len(prompts), capacity=tokens_BS.shape[1] + max_new_tokens)
     for _ in range(max_new_tokens):
         stage.eval()
         with torch.inference_mode():
-            logits_V = stage(torch.tensor([tokens], device=device), cache, position, last_only=True)[0, -1]
-            probabilities_V = kept_probabilities(logits_V[:num_ids].cpu(), sampling)
-            token = int(torch.multinomial(probabilities_V, 1, generator=generator))
+            logits_BV = model.last_logits(tokens_BS, cache, position)[:, :num_ids]
+            rows = zip(logits_BV, samplings, generators, strict=True)
+            drawn = [
+                int(torch.multinomial(kept_probabilities(logits_V, sampling), 1, generator=generator))
+                for logits_V, sampling, generator in rows
+            ]
         stage.train(was_training)
-        if token == eod_id:
-            return
-        yield token
-        tokens, position = [token], position + len(tokens)
+        yield drawn
+        tokens_BS, position = torch.tensor(drawn).unsqueeze(1), position + tokens_BS.shape[1]

@@ -1,53 +1,56 @@
-"""Token perplexity: exp of the mean cross-entropy over all predicted tokens (natural logarithm)."""
+"""Perplexity: exp of the mean cross-entropy per token, per word or per byte (natural logarithm)."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
 from megatron_tlm.errors import DataError
-from megatron_tlm.layers.loss import vocab_parallel_cross_entropy
-from megatron_tlm.model.stage import Stage
+from megatron_tlm.evaluation.score import Score
 
 
 @dataclass(frozen=True)
 class Perplexity:
-    """Mean loss in nats per token over `num_tokens` predictions."""
+    """Nats over all predicted tokens; `num_words` and `num_bytes` are of the text behind them, 0 where not known."""
 
-    loss: float
+    nats: float
     num_tokens: int
+    num_words: int = 0
+    num_bytes: int = 0
+
+    @property
+    def loss(self) -> float:
+        """Nats per token: what training calls loss."""
+        return self.nats / self.num_tokens
 
     @property
     def perplexity(self) -> float:
-        """exp(loss), infinite where that overflows."""
-        return math.exp(self.loss) if self.loss < 700 else math.inf
+        return exp(self.loss)
 
     @property
     def bits_per_token(self) -> float:
         return self.loss / math.log(2)
 
+    @property
+    def word_perplexity(self) -> float | None:
+        return exp(self.nats / self.num_words) if self.num_words else None
 
-def evaluate_perplexity(stage: Stage, windows: Iterable[NDArray[np.int64]]) -> Perplexity:
-    """Windows [B, S + 1] of ids, of any B and S each: position i predicts i + 1. DataError where there is none.
+    @property
+    def byte_perplexity(self) -> float | None:
+        return exp(self.nats / self.num_bytes) if self.num_bytes else None
 
-    The stage is the whole model on one process; its training mode is left as it was found.
-    """
-    device = next(stage.parameters()).device
-    total, num_tokens, was_training = 0.0, 0, stage.training
-    stage.eval()
-    with torch.inference_mode():
-        for window in windows:
-            tokens_BS = torch.from_numpy(np.ascontiguousarray(window)).to(device)
-            labels_BS = tokens_BS[:, 1:]
-            losses_BS = vocab_parallel_cross_entropy(
-                stage(tokens_BS[:, :-1]), labels_BS, stage.tensor, stage.plan.shape.vocab_size
-            )
-            total += float(losses_BS.sum(dtype=torch.float64))
-            num_tokens += labels_BS.numel()
-    stage.train(was_training)
+    @property
+    def bits_per_byte(self) -> float | None:
+        return self.nats / self.num_bytes / math.log(2) if self.num_bytes else None
+
+
+def exp(nats: float) -> float:
+    """e to a power, infinite where that leaves the floats."""
+    return math.exp(nats) if nats < 700 else math.inf
+
+
+def total(scores: Sequence[Score], *, num_words: int = 0, num_bytes: int = 0) -> Perplexity:
+    """Of all scored tokens together. DataError where there is none."""
+    num_tokens = sum(score.num_tokens for score in scores)
     if num_tokens == 0:
-        raise DataError("evaluation windows = 0 tokens is below 1; give data of at least one sequence")
-    return Perplexity(total / num_tokens, num_tokens)
+        raise DataError("tokens to predict = 0 is below 1; give data of two tokens or more")
+    return Perplexity(math.fsum(score.nats for score in scores), num_tokens, num_words, num_bytes)

@@ -1,23 +1,36 @@
-"""A trained model on one process, from a checkpoint of any layout, with the tokenizer that was saved beside it."""
+"""A trained model from a checkpoint of any layout, with the tokenizer that was saved beside it: on one process, or
+with its layers shared out over the ranks of a launch."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from megatron_tlm.checkpoint.load import Reader, find
+from megatron_tlm.comm.groups import Mesh, broadcast_object, build_mesh, single_mesh
+from megatron_tlm.config.check import data_degree
 from megatron_tlm.config.dump import from_mapping
+from megatron_tlm.config.launch import Launch
 from megatron_tlm.config.schema import Config, ParallelConfig
 from megatron_tlm.data.tokenizers import Tokenizer, load_tokenizer
 from megatron_tlm.errors import CheckpointError, ConfigError
+from megatron_tlm.evaluation.model import Model
 from megatron_tlm.model.stage import Stage
 from megatron_tlm.plan.build import Plan, build_plan
+from megatron_tlm.train.agree import agree
+
+T = TypeVar("T")
+ALONE = Launch(0, 1, 0)
 
 
 @dataclass(frozen=True)
 class Restored:
-    """A whole model in evaluation mode; `tokenizer` is None where the run had none (made-up data)."""
+    """A model in evaluation mode, this rank's stage of it; `tokenizer` is None where the run had none (made-up data).
+
+    On one process the stage is the whole model.
+    """
 
     stage: Stage
     plan: Plan
@@ -25,6 +38,12 @@ class Restored:
     config: Config
     step: int
     path: Path
+    mesh: Mesh = field(default_factory=single_mesh)
+    tokenizer_file: Path | None = None
+
+    @property
+    def model(self) -> Model:
+        return Model(self.stage, self.mesh)
 
 
 def load_model(
@@ -34,32 +53,58 @@ def load_model(
     device: torch.device | None = None,
     *,
     tell: Callable[[str], None] = lambda sentence: None,
+    parallel: ParallelConfig | None = None,
+    launch: Launch = ALONE,
 ) -> Restored:
-    """The model that `load_dir` holds (its newest complete step by default), as one stage on one process.
+    """The model that `load_dir` holds (its newest complete step by default), whatever layout saved it.
 
     Device: by default this process's GPU where there is one. Dtype: by default what it was trained in on a GPU,
     float32 on a CPU. `tell` hears which checkpoints were passed over, and why. CheckpointError: nothing to load.
+    With a `launch` of several ranks, whose process group stands, it is laid out by `parallel`; collective, and a fault
+    of one rank is every rank's.
     """
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with Reader(find(Path(load_dir), step, tell=tell)) as reader:
-        facts = reader.manifest.facts
-        config = _saved_config(reader)
-        plan = build_plan(config, facts.shape.vocab_size, shape=facts.shape)
-        stage = Stage(plan, dtype=dtype or _working_dtype(config, device), device=device)
-        _fill(stage, plan, reader)
-        return Restored(stage.eval(), plan, _saved_tokenizer(config, reader), config, facts.step, reader.path)
+
+    def together(action: Callable[[], T]) -> T:
+        return agree(action) if launch.world_size > 1 else action()
+
+    # Every byte is read for its hash: by one rank, the others believe it.
+    path = together(lambda: None if launch.rank else find(Path(load_dir), step, tell=tell))
+    path = broadcast_object(path) if launch.world_size > 1 else path
+    assert path is not None
+    reader = together(lambda: Reader(path))
+    with reader:
+        config, plan = together(lambda: _decide(reader, parallel or ParallelConfig(), launch.world_size))
+        mesh = build_mesh(plan.grid) if launch.world_size > 1 else single_mesh()
+        stage = together(lambda: _build(reader, plan, mesh, dtype or _working_dtype(config, device), device))
+        tokenizer = together(lambda: _saved_tokenizer(config, reader))
+        return Restored(
+            stage.eval(), plan, tokenizer, config, reader.manifest.facts.step, reader.path, mesh, reader.tokenizer
+        )
 
 
-def _saved_config(reader: Reader) -> Config:
-    """The run's configuration with its layout replaced by one process."""
+def _decide(reader: Reader, parallel: ParallelConfig, world_size: int) -> tuple[Config, Plan]:
+    """The run's configuration with its layout replaced, and the plan of that."""
+    facts = reader.manifest.facts
     try:
-        config = from_mapping(dict(reader.manifest.facts.config), "manifest.json")
+        saved = from_mapping(dict(facts.config), "manifest.json")
     except ConfigError as error:
         raise CheckpointError(
             f"{reader.path}: the configuration it was saved with is not understood ({error}); "
             "use the version that saved it"
         ) from error
-    return replace(config, parallel=ParallelConfig())
+    config = replace(saved, parallel=parallel)
+    degree = data_degree(config, world_size)
+    # Batches are not the run's: they need not divide over these ranks.
+    planned = replace(config, training=replace(config.training, micro_batch_size=1, global_batch_size=None))
+    return config, build_plan(planned, facts.shape.vocab_size, data=degree, shape=facts.shape)
+
+
+def _build(reader: Reader, plan: Plan, mesh: Mesh, dtype: torch.dtype, device: torch.device) -> Stage:
+    """This rank's stage with its share of the saved weights."""
+    stage = Stage(plan, mesh.coordinate.pipe, tensor=mesh.tensor, dtype=dtype, device=device)
+    _fill(stage, plan, reader, mesh.tensor.rank)
+    return stage
 
 
 def _working_dtype(config: Config, device: torch.device) -> torch.dtype:
@@ -67,11 +112,11 @@ def _working_dtype(config: Config, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if config.training.bf16 and device.type == "cuda" else torch.float32
 
 
-def _fill(stage: Stage, plan: Plan, reader: Reader) -> None:
+def _fill(stage: Stage, plan: Plan, reader: Reader, tensor_rank: int) -> None:
     """Copy each weight into the leading corner of its parameter; what remains is padded vocabulary, which is zero."""
     with torch.no_grad():
         for name, parameter in stage.global_parameters().items():
-            share = plan.shard(plan.parameter_specs[name], 0)
+            share = plan.shard(plan.parameter_specs[name], tensor_rank)
             corner = parameter.zero_()[tuple(slice(extent) for extent in share.size)]
             corner.copy_(reader.read(name, "weight", share.offset, share.size))
 

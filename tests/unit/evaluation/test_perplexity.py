@@ -1,52 +1,31 @@
 import math
 
-import numpy as np
 import pytest
-import torch
-import torch.nn.functional as F
 
 from megatron_tlm.errors import DataError
-from megatron_tlm.evaluation.perplexity import Perplexity, evaluate_perplexity
-from megatron_tlm.model.stage import Stage
-from tests.tiny_model import VOCABULARY, random_tokens, random_weights, set_weights, tiny_plan
+from megatron_tlm.evaluation.perplexity import Perplexity, total
+from megatron_tlm.evaluation.score import Score
 
 
-def filled_stage() -> Stage:
-    plan = tiny_plan()
-    stage = Stage(plan, dtype=torch.float64)
-    set_weights(stage.global_parameters(), random_weights(plan), plan, 0)
-    return stage
+def test_every_token_counts_the_same() -> None:
+    result = total([Score(6.0, 2, False), Score(1.0, 5, True)], num_words=4, num_bytes=14)
+    assert (result.num_tokens, result.loss) == (7, 1.0)
+    assert result.perplexity == pytest.approx(math.e)
+    assert result.bits_per_token == pytest.approx(1 / math.log(2))
+    assert result.word_perplexity == pytest.approx(math.exp(7 / 4))
+    assert result.byte_perplexity == pytest.approx(math.sqrt(math.e))
+    assert result.bits_per_byte == pytest.approx(0.5 / math.log(2))
 
 
-def test_every_predicted_token_counts_the_same() -> None:
-    stage = filled_stage()
-    windows = [random_tokens(2, 9, seed=1), random_tokens(1, 4, seed=2), random_tokens(3, 9, seed=3)]
-    losses = torch.cat(
-        [
-            F.cross_entropy(stage(w[:, :-1])[..., :VOCABULARY].flatten(0, 1), w[:, 1:].flatten(), reduction="none")
-            for w in windows
-        ]
-    )
-    result = evaluate_perplexity(stage, [window.numpy() for window in windows])
-    assert result.num_tokens == 16 + 3 + 24
-    assert math.isclose(result.loss, losses.mean().item(), rel_tol=1e-12)
-    assert math.isclose(result.perplexity, losses.mean().exp().item(), rel_tol=1e-12)
-    assert stage.training
-
-
-def test_zero_weights_give_the_vocabularys_size() -> None:
-    plan = tiny_plan()
-    stage = Stage(plan)
-    set_weights(stage.global_parameters(), {n: w * 0 for n, w in random_weights(plan).items()}, plan, 0)
-    result = evaluate_perplexity(stage, [np.zeros((1, 9), dtype=np.int64)])
-    assert math.isclose(result.perplexity, VOCABULARY, rel_tol=1e-6)
+def test_without_a_text_there_is_nothing_per_word() -> None:
+    result = total([Score(6.0, 2, False)])
+    assert (result.word_perplexity, result.byte_perplexity, result.bits_per_byte) == (None, None, None)
 
 
 def test_no_data_is_refused() -> None:
-    with pytest.raises(DataError, match="evaluation windows = 0 tokens"):
-        evaluate_perplexity(filled_stage(), [])
+    with pytest.raises(DataError, match="tokens to predict = 0 is below 1; give data of two tokens or more"):
+        total([])
 
 
 def test_a_hopeless_loss_is_infinite_and_not_an_error() -> None:
     assert Perplexity(1e6, 1).perplexity == math.inf
-    assert Perplexity(math.log(2), 1).bits_per_token == 1.0

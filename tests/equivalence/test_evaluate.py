@@ -1,0 +1,119 @@
+"""One number for a model whoever measures it: the training loss, one process, ranks of any layout, Hugging Face."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from megatron_tlm.config.launch import Launch
+from megatron_tlm.config.schema import ParallelConfig
+from megatron_tlm.data.tokenizers import ByteTokenizer
+from megatron_tlm.errors import TlmError
+from megatron_tlm.evaluation.complete import Prompt, complete
+from megatron_tlm.evaluation.generate import Sampling
+from megatron_tlm.evaluation.passages import Passage
+from megatron_tlm.evaluation.perplexity import total
+from megatron_tlm.evaluation.restore import load_model
+from megatron_tlm.evaluation.score import Score, Scorer
+from megatron_tlm.export.hugging_face import export_hugging_face
+from tests.equivalence.launching import launch, losses_of, run_config
+from tests.equivalence.windows import training_passages
+from tests.ranks import run_ranks
+from tests.unit.cli.conftest import save_tiny, tiny_config
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a layout says of the same questions."""
+
+    scores: list[Score]
+    texts: list[str]
+    told: int
+
+
+def questions() -> list[Passage]:
+    """Thirteen passages of several lengths, of bytes."""
+    ids = np.random.default_rng(5).integers(0, 257, 400)
+    return [Passage(ids[17 * n : 17 * n + 5 + 2 * n], 1 + n) for n in range(13)]
+
+
+def prompts() -> list[Prompt]:
+    texts = ("wide below", "narrow!", "a much longer prompt", "between", "also ten b")
+    drawn = Sampling(temperature=0.7, top_k=40, seed=3)
+    return [
+        Prompt([*text.encode()], 6 + n % 2, ("e",), drawn if n % 2 else Sampling(0.0)) for n, text in enumerate(texts)
+    ]
+
+
+def answer(rank: int, root: Path, tensor: int, pipe: int, world_size: int) -> Answers:
+    parallel = ParallelConfig(tensor_model_parallel_size=tensor, pipeline_model_parallel_size=pipe)
+    restored = load_model(root, dtype=torch.float64, parallel=parallel, launch=Launch(rank, world_size, rank))
+    told: list[int] = []
+    scores = Scorer(restored.model, 3, lambda done, whole: told.append(whole))(questions())
+    return Answers(scores, complete(restored.model, ByteTokenizer(), prompts(), batch=2), len(told))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    save_tiny(folder, tiny_config(tokenizer_type="ByteTokenizer"))
+    return folder
+
+
+@pytest.mark.parametrize(("tensor", "pipe", "data"), [(2, 2, 1), (4, 1, 1), (1, 2, 2), (1, 4, 1)])
+def test_every_rank_of_every_layout_answers_as_one_process(root: Path, tensor: int, pipe: int, data: int) -> None:
+    world_size = tensor * pipe * data
+    alone = answer(0, root, 1, 1, 1)
+    assert len(set(alone.texts)) == 5
+    for found in run_ranks(world_size, answer, root, tensor, pipe, world_size):
+        assert found.texts == alone.texts
+        for ours, theirs in zip(found.scores, alone.scores, strict=True):
+            assert ours.nats == pytest.approx(theirs.nats, rel=1e-11)
+            assert ours[1:] == theirs[1:]
+        assert found.told == (5 if data == 1 else 3 if found.told == 3 else 2)
+
+
+def fail_to_load(rank: int, root: Path) -> str:
+    try:
+        load_model(root, 11, parallel=ParallelConfig(tensor_model_parallel_size=2), launch=Launch(rank, 2, rank))
+    except TlmError as error:
+        return str(error)
+    return "loaded"
+
+
+def test_a_fault_of_one_rank_is_every_ranks(root: Path) -> None:
+    first, second = run_ranks(2, fail_to_load, root)
+    assert first == second
+    assert "ckpt_step = 11 is not in" in first
+
+
+def test_the_perplexity_is_e_to_the_training_loss(tmp_path: Path) -> None:
+    """Saved by two tensor ranks after step 4; step 5 began with that, and told its loss on samples that we measure."""
+    config = run_config(tmp_path, save_interval=4, exit_interval=5, tensor_model_parallel_size=2)
+    assert launch(config, 2).codes == [0, 0]
+    assert config.checkpoint.save is not None
+    restored = load_model(config.checkpoint.save, 4)
+    result = total(Scorer(restored.model, batch=3)(training_passages(config, 5)))
+    assert result.perplexity == pytest.approx(math.exp(losses_of(config)[4]), rel=1e-6)
+    other = total(Scorer(restored.model, batch=3)(training_passages(config, 6)))
+    assert abs(other.loss - losses_of(config)[4]) > 1e-4
+
+
+@pytest.mark.parametrize("flavour", ["tapered", "padded"])
+def test_the_hugging_face_export_has_the_same_perplexity(tmp_path: Path, root: Path, flavour: str) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    from transformers import AutoModelForCausalLM
+
+    export_hugging_face(root / "step-00000010", tmp_path / "hf", flavour=flavour)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", trust_remote_code=True, dtype=torch.float32).eval()
+    ours = total(Scorer(load_model(root).model)(questions()))
+    nats = 0.0
+    for passage in questions():
+        ids = torch.from_numpy(passage.ids)
+        with torch.no_grad():
+            logits = theirs(ids[None, :-1]).logits[0, -passage.scored :].double()
+        nats += float(torch.nn.functional.cross_entropy(logits, ids[-passage.scored :], reduction="sum"))
+    assert ours.perplexity == pytest.approx(math.exp(nats / ours.num_tokens), rel=1e-5)
