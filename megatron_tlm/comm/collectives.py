@@ -39,7 +39,8 @@ def _all_reduce(x: Tensor, axis: AxisGroup, operation: dist.ReduceOp.RedOpType) 
     if axis.size == 1:
         return x
     result = x.detach().clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(result, op=operation, group=axis.connected())
+    with axis.waiting:
+        dist.all_reduce(result, op=operation, group=axis.connected())
     return result
 
 
@@ -50,7 +51,8 @@ def start_gather(x_BsD: Tensor, axis: AxisGroup) -> Callable[[], Tensor]:
     work = _all_gather_single(gathered, x_BsD.contiguous(), group=axis.connected(), async_op=True)
 
     def finish() -> Tensor:
-        work.wait()
+        with axis.waiting:
+            work.wait()
         # Ranks come first in the buffer; with one sample a microbatch they lie in sequence order already, uncopied.
         by_rank = gathered.view(axis.size, batch, length, *rest)
         return by_rank.transpose(0, 1).reshape(batch, axis.size * length, *rest)
@@ -67,7 +69,8 @@ def _reduce_scatter(x_BSD: Tensor, axis: AxisGroup) -> Tensor:
     share = _share(length, axis)
     by_rank = x_BSD.reshape(batch, axis.size, share, *rest).transpose(0, 1).contiguous()
     result = x_BSD.new_empty((batch, share, *rest))
-    _reduce_scatter_single(result, by_rank.view(axis.size * batch, share, *rest), group=axis.connected())
+    with axis.waiting:
+        _reduce_scatter_single(result, by_rank.view(axis.size * batch, share, *rest), group=axis.connected())
     return result
 
 

@@ -7,7 +7,7 @@ all, so a single process needs no rendezvous and every collective on such an axi
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import TypeVar
@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
+from megatron_tlm.comm.waiting import WaitMeter
 from megatron_tlm.errors import CommError
 from megatron_tlm.plan.grid import Axis, Coordinate, Grid
 
@@ -30,6 +31,7 @@ class AxisGroup:
     ranks: tuple[int, ...]
     rank: int
     group: dist.ProcessGroup | None = None
+    waiting: WaitMeter = field(default_factory=WaitMeter, compare=False, repr=False)
 
     @property
     def size(self) -> int:

@@ -13,7 +13,7 @@ from megatron_tlm.report.page import Html, badge, columns, element, fold, page, 
 from megatron_tlm.report.pictures import taper_picture, time_bars
 from megatron_tlm.report.read import Event, Logged
 from megatron_tlm.report.scale import short_number, size_text
-from megatron_tlm.report.summary import duration, model_line, stage_of_layers, state
+from megatron_tlm.report.summary import duration, model_line, places, stage_of_layers, state
 from megatron_tlm.report.summary import tiles as summary_tiles
 
 MOST_ROWS = 200  # of a table; the newest are shown
@@ -120,8 +120,8 @@ def told(event: Event) -> str:
     """An event's own facts, in a line."""
     kind = event.get("event")
     if kind == "start":
-        restarts = f", restarted {event['restarts']} times by torchrun" if event.get("restarts") else ""
-        return f"{event.get('ranks')} ranks on {event.get('hosts')} host(s), rank 0 on {event.get('host')}{restarts}"
+        restarts = f", restart {event['restarts']} by torchrun" if event.get("restarts") else ""
+        return f"{places(event)}, rank 0 on {event.get('host')}{restarts}"
     if kind == "resume":
         return (
             f"from {event.get('source')}: {event.get('steps_again', 0)} steps to take again, "

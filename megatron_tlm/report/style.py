@@ -103,7 +103,7 @@ const place=left+(near-first)/(last-first||1)*(right-left);
 cross.setAttribute('x1',place);cross.setAttribute('x2',place);
 const spot=event.clientX-figure.getBoundingClientRect().left,over=spot>figure.clientWidth/2;
 tip.style.left=over?'':spot+16+'px';tip.style.right=over?figure.clientWidth-spot+16+'px':'';
-tip.style.top=svg.offsetTop+14+'px';tip.style.opacity=1;cross.style.opacity=.7})}
+tip.style.top=box.top-figure.getBoundingClientRect().top+8+'px';tip.style.opacity=1;cross.style.opacity=.7})}
 for(const part of document.querySelectorAll('.searchable')){
 const lines=[...part.querySelectorAll('pre span')];
 part.querySelector('input').addEventListener('input',event=>{const wanted=event.target.value.toLowerCase();

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from megatron_tlm.report.read import Logged
+from megatron_tlm.report.read import Event, Logged
 from megatron_tlm.report.scale import short_number
 
 RECENT = 20  # steps that a last loss or speed is the mean of
@@ -59,7 +59,7 @@ def tiles(run: Logged) -> Iterator[tuple[str, str, str]]:
     for key, label, unit, factor in (("mfu", "MFU", " %", 100.0), ("tflops_per_device", "compute", "", 1.0)):
         value = typical(run, key)
         if value is not None:
-            yield label, short_number(round(value * factor, 4)) + unit, "" if unit else "TFLOP/s per device, median"
+            yield label, f"{value * factor:.3g}{unit}", "" if unit else "TFLOP/s per device, median"
             break
     taken = run.curve("seconds").ys
     if taken:
@@ -92,17 +92,22 @@ def model_line(run: Logged) -> str:
     if not start:
         return ""
     model, layout, plan = start.get("model", {}), start.get("layout", {}), start.get("plan", {})
-    hosts = start.get("hosts", 1)
     parts = [
         f"{model.get('mixer', '')}, {short_number(plan.get('parameters', 0))} parameters, {model.get('layers')} layers "
         f"of {model.get('hidden_size')}, {model.get('seq_length'):,} tokens a sample"
         if model
         else "",
         f"tensor {layout.get('tensor')} x pipeline {layout.get('pipe')} x data {layout.get('data')}" if layout else "",
-        f"{start.get('ranks')} ranks on {hosts} host{'s' if hosts != 1 else ''}",
+        places(start),
         str(start.get("device", "")),
     ]
     return " · ".join(part for part in parts if part)
+
+
+def places(start: Event) -> str:
+    """`2 ranks on 1 host`."""
+    counts = ((start.get("ranks", 1), "rank"), (start.get("hosts", 1), "host"))
+    return " on ".join(f"{count} {name}{'' if count == 1 else 's'}" for count, name in counts)
 
 
 def duration(seconds: float) -> str:
