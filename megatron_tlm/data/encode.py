@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import chain
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,18 +64,18 @@ class Encoder:
         return EncodedChunk(by_key, len(documents), tuple(bad), size, chunk.input_bytes, chunk_digest(chunk))
 
     def _encode(self, documents: list[tuple[str, ...]]) -> Encoded:
-        ids = self.tokenizer.encode_batch([text for texts in documents for text in texts])
-        end = self.tokenizer.eod_id if self.append_eod else None
-        sequences = []
-        position = 0
+        ids = iter(self.tokenizer.encode_arrays([text for texts in documents for text in texts]))
+        end = np.array([self.tokenizer.eod_id] if self.append_eod else [], np.int32)
+        pieces: list[NDArray[np.int32]] = []
+        lengths: list[int] = []
+        sequences: list[int] = []
         for texts in documents:
-            own = [part for part in ids[position : position + len(texts)] if part]
-            position += len(texts)
+            own = [part for part in islice(ids, len(texts)) if len(part)]
             sequences.append(len(own))
-            if own and end is not None:  # Megatron's rule: an empty document gets no end either
-                own[-1].append(end)
-        kept = [part for part in ids if part]
-        lengths = np.fromiter(map(len, kept), np.int32, len(kept))
-        total = int(lengths.sum(dtype=np.int64))
-        tokens = np.fromiter(chain.from_iterable(kept), token_dtype(self.tokenizer.vocab_size), total)
-        return Encoded(tokens, lengths, np.array(sequences, np.int32))
+            if own:  # Megatron's rule: an empty document gets no end either
+                pieces += own
+                pieces.append(end)
+                lengths += map(len, own)
+                lengths[-1] += len(end)
+        tokens = np.concatenate(pieces or [end[:0]]).astype(token_dtype(self.tokenizer.vocab_size))
+        return Encoded(tokens, np.array(lengths, np.int32), np.array(sequences, np.int32))

@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from megatron_tlm.data.tokenizer_files import END_PIECES, check_ids, read_model, save_tokenizer
 from megatron_tlm.errors import DataError
 
@@ -66,6 +69,9 @@ class HuggingFaceTokenizer:
         with _parallelism(threads > 1):
             encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
+
+    def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        return [np.array(ids, np.int32) for ids in self.encode_batch(texts)]
 
     def decode(self, ids: Sequence[int]) -> str:
         check_ids(ids, self.vocab_size)

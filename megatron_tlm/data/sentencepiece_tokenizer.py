@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
 from megatron_tlm.data.documents import read_chunks
@@ -69,6 +71,14 @@ class SentencePieceTokenizer:
             return [self.encode(text) for text in texts]
         batch: list[list[int]] = self._processor.encode(list(texts), num_threads=threads)
         return [self.encode(text) if SPACE_MARK in text else ids for text, ids in zip(texts, batch, strict=True)]
+
+    def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        return [
+            np.array(self.encode(text), np.int32)
+            if self._mark_ids and SPACE_MARK in text
+            else self._processor.encode(text, return_type="numpy")
+            for text in texts
+        ]
 
     def decode(self, ids: Sequence[int]) -> str:
         check_ids(ids, self.vocab_size)

@@ -15,6 +15,7 @@ from megatron_tlm.data.preprocess import Listener, Options, Result, preprocess
 from megatron_tlm.data.progress import Counts, Progress
 from megatron_tlm.data.tokenizers import ByteTokenizer, NullTokenizer, SentencePieceTokenizer, Tokenizer
 from megatron_tlm.errors import DataError
+from tests.unit.data.text_by_text import TextByText
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +122,7 @@ def test_a_bad_line_leaves_nothing(tmp_path: Path, workers: int) -> None:
     assert os.listdir(tmp_path / "out") == []
 
 
-class DyingTokenizer(ByteTokenizer):
+class DyingTokenizer(TextByText):
     """Is killed, as for want of memory, by one word."""
 
     def encode(self, text: str) -> list[int]:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,6 +62,15 @@ def tokenizer(request: pytest.FixtureRequest, model_file: Path, huggingface_file
         "null": NullTokenizer(100),
     }
     return made[request.param]
+
+
+def test_arrays_are_the_lists(tokenizer: Tokenizer) -> None:
+    texts = ["5 17 99", "", "7"]
+    if tokenizer.type_name != "NullTokenizer":
+        texts += [TEXT, "a\u2581\u2581b", "\u2581", "\u00e9\U0001f600\x00"]
+    arrays = tokenizer.encode_arrays(texts)
+    assert {array.dtype for array in arrays} == {np.dtype(np.int32)}
+    assert [array.tolist() for array in arrays] == tokenizer.encode_batch(texts) == [*map(tokenizer.encode, texts)]
 
 
 def test_a_saved_tokenizer_is_the_same(tokenizer: Tokenizer, tmp_path: Path) -> None:

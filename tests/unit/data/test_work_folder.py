@@ -12,6 +12,7 @@ from megatron_tlm.data import documents, work_folder
 from megatron_tlm.data.preprocess import Listener, Options, Result, preprocess
 from megatron_tlm.data.tokenizers import ByteTokenizer
 from megatron_tlm.errors import DataError
+from tests.unit.data.text_by_text import TextByText
 
 OUTPUTS = ("a_text_document.bin", "a_text_document.idx", "a_title_document.bin", "a_title_document.idx")
 
@@ -35,7 +36,7 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-class Counting(ByteTokenizer):
+class Counting(TextByText):
     """Counts what it encodes, and is killed after so many texts."""
 
     def __init__(self, deadly: int | None = None) -> None:
@@ -154,7 +155,7 @@ def test_other_settings_are_refused_until_told(source: Path, tmp_path: Path) -> 
 
 
 def test_two_runs_of_one_prefix_are_refused(source: Path, tmp_path: Path) -> None:
-    class Nested(ByteTokenizer):
+    class Nested(TextByText):
         def encode(self, text: str) -> list[int]:
             with pytest.raises(DataError, match=r"\.a\.preprocess is held by another run"):
                 run(source, tmp_path / "out", ByteTokenizer())
