@@ -102,8 +102,9 @@ _SETTLED = {
     "a `load` without checkpoint ends the run": "--exit-on-missing-checkpoint",
     "SIGTERM, SIGINT and SIGUSR1 save and stop": "--exit-signal-handler --exit-signal=SIGTERM|SIGINT|SIGUSR1",
     "every loss is the mean over its tokens": "--calculate-per-token-loss",
-    "throughput, perplexity and learning rate are always logged": """
-        --log-throughput --log-progress --log-validation-ppl-to-tensorboard --log-learning-rate-to-tensorboard
+    "throughput, memory, stragglers, perplexity and learning rate are always logged": """
+        --log-memory-to-tensorboard --log-straggler --log-throughput --log-progress
+        --log-validation-ppl-to-tensorboard --log-learning-rate-to-tensorboard
         --log-world-size-to-tensorboard --log-batch-size-to-tensorboard
     """,
     "ranks find each other through torchrun": "--local-rank=*",
@@ -125,14 +126,18 @@ _IDLE = {
         --no-bias-swiglu-fusion --no-bias-dropout-fusion --no-rope-fusion --apply-rope-fusion --no-persist-layer-norm
     """,
     "memory is collected by Python and torch": "--manual-gc --manual-gc-interval --empty-unused-memory-level",
-    "metrics go to TensorBoard and metrics.jsonl": """
-        --wandb-project --wandb-exp-name --wandb-save-dir --wandb-entity --tensorboard-queue-size
+    "TensorBoard's files are written by a thread of their own": "--tensorboard-queue-size",
+    "times of steps, forward passes and stages are always logged": """
+        --log-timers-to-tensorboard --timing-log-level --timing-log-option
     """,
+    "ranks are compared at every log interval, and no port is opened": """
+        --disable-straggler-on-startup --straggler-ctrlr-port
+    """,
+    "memory is logged at every log interval": "--log-memory-interval",
     "layers are this package's own, on torch's kernels": "--transformer-impl",
     "metrics are written at every step": "--tensorboard-log-interval",
     "this is not logged": """
-        --log-params-norm --log-num-zeros-in-grad --log-timers-to-tensorboard --log-memory-to-tensorboard
-        --timing-log-level --timing-log-option --log-energy
+        --log-params-norm --log-num-zeros-in-grad --log-energy
     """,
     "no profiler is started": """
         --profile --profile-step-start --profile-step-end --profile-ranks --use-pytorch-profiler

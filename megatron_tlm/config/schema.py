@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from megatron_tlm.config.architecture import ArchitectureConfig, shown
 from megatron_tlm.config.field import above_zero, at_least, at_most, below_one, option, required
+from megatron_tlm.config.logs import LoggingConfig as LoggingConfig
 from megatron_tlm.config.parallel import ParallelConfig as ParallelConfig
 from megatron_tlm.config.parallel import Recompute as Recompute
 from megatron_tlm.config.resilience import ResilienceConfig
@@ -250,23 +251,6 @@ class CheckpointConfig:
                 f"checkpoint.keep_every = {self.keep_every} has no effect where keep_last = none keeps all; "
                 "give --keep-last too"
             )
-
-
-@dataclass(frozen=True)
-class LoggingConfig:
-    """What is told, where and how often."""
-
-    log_interval: int = option(10, "steps between console lines")
-    log_dir: str | None = option(None, "folder for metrics.jsonl, config.yaml and the loss plot", metavar="DIR")
-    tensorboard_dir: str | None = option(
-        None, "folder for TensorBoard files (default: log_dir/tensorboard)", metavar="DIR"
-    )
-    novelty_interval: int | None = option(
-        None, "steps between measurements of layer-wise novelty, on validation samples (default: none)"
-    )
-
-    def __post_init__(self) -> None:
-        at_least("logging", self, {"log_interval": 1, "novelty_interval": 1})
 
 
 @dataclass(frozen=True)

@@ -68,8 +68,11 @@ def test_a_megatron_command_line_is_taken_whole() -> None:
     assert (config.optimizer.lr_decay_iters, config.optimizer.lr_warmup_iters) == (1949218748 // 128, 3906252 // 128)
     assert config.training.train_samples == 1953125000
     told = " ".join(flags.notes)
-    assert all(flag in told for flag in ("--wandb-project", "--num-workers", "--ckpt-format", "--overlap-grad-reduce"))
+    assert all(
+        flag in told for flag in ("--log-params-norm", "--num-workers", "--ckpt-format", "--overlap-grad-reduce")
+    )
     assert "--swiglu" not in told
+    assert (config.logging.wandb_project, config.logging.wandb_folder) == ("llama", "tb")
 
 
 def test_a_megatron_deepspeed_command_line_is_taken_whole() -> None:
