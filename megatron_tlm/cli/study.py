@@ -16,8 +16,6 @@ from megatron_tlm.study.record import folder_of, open_study
 from megatron_tlm.study.runner import Resources, Runner, forget_failures
 from megatron_tlm.study.status import budget_lines, status_lines
 
-INCOMPLETE = 1
-
 EXAMPLES = """\
 examples:
   megatron-tlm study run examples/paper/cpu/piecewise.yaml --parallel 2 --threads-per-run 1
@@ -31,6 +29,10 @@ def _add_run(parser: ArgumentParser) -> None:
     parser.add_argument("--threads-per-run", metavar="N", default="1", help="of each rank's CPU work (default: 1)")
     parser.add_argument("--retry-failed", action="store_true", help="try failed runs again")
     parser.add_argument("--dry-run", action="store_true", help="check the study and print its budgets; start nothing")
+
+
+def _add_report(parser: ArgumentParser) -> None:
+    parser.add_argument("--report-dir", metavar="DIR", help="where the report goes (default: report in the study's)")
 
 
 def _add_nothing(parser: ArgumentParser) -> None:
@@ -55,6 +57,16 @@ def _run(args: Namespace, design: Design) -> int:
 
 def _status(args: Namespace, design: Design) -> int:
     print("\n".join(status_lines(snapshot(design))))
+    return 0
+
+
+def _report(args: Namespace, design: Design) -> int:
+    # Only now: drawing takes a second to import.
+    from megatron_tlm.study.report import write_report
+    from megatron_tlm.study.results import gather
+
+    folder = Path(args.report_dir) if args.report_dir else design.folder / "report"
+    print("\n".join(map(str, write_report(gather(design), folder))))
     return 0
 
 
@@ -93,6 +105,7 @@ Action = Callable[[Namespace, Design], int]
 ACTIONS: dict[str, tuple[str, Callable[[ArgumentParser], None], Action]] = {
     "run": ("start what has not been done, and go on with what was interrupted", _add_run, _run),
     "status": ("where each run stands", _add_nothing, _status),
+    "report": ("what came out, as a page, as Markdown with pictures and as JSON", _add_report, _report),
 }
 
 HELP = """\

@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "export": {"checkpoint"} | _PLAN,
     "evaluation": {"train"} | _TRAIN,
     "doctor": {"train"} | _TRAIN,
-    "study": {"data"} | _PLAN,
+    "study": {"data", "checkpoint", "report"} | _PLAN,
     "cli": {"doctor", "study", "export", "evaluation", "report", "train"} | _TRAIN,
 }
 
