@@ -27,6 +27,21 @@ def leave_word(line: str) -> None:
         return  # a launcher that cannot collect the message still sees the exit code
 
 
+def claim_first_word() -> bool:
+    """Whether nobody else of this node's ranks has asked before; always, where torchrun did not start them."""
+    target = os.environ.get(ERROR_FILE)
+    if not target:
+        return True
+    try:
+        # torchrun gives every rank a folder of its own, within one for each start of the node's ranks.
+        (Path(target).parent.parent / "first-word").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
 def stop_with_launcher() -> None:
     """Have the kernel send this process SIGTERM when its torchrun dies: one that is killed cannot stop its workers.
 

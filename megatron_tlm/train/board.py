@@ -21,6 +21,7 @@ class Board:
         # Takes a second to import; a run without it need not wait.
         from torch.utils.tensorboard import SummaryWriter
 
+        self.folder = folder
         self._steps: Any = SummaryWriter(str(folder), purge_step=first_step + 1)
         self._samples: Any = SummaryWriter(str(folder / SAMPLES_FOLDER), purge_step=first_samples + 1)
 

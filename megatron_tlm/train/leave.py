@@ -8,62 +8,81 @@ from typing import NoReturn
 
 import torch
 
-from megatron_tlm.comm.torchrun import leave_word
+from megatron_tlm.comm.torchrun import claim_first_word, leave_word
 from megatron_tlm.errors import TlmError
 from megatron_tlm.train.agree import AgreedError, sentence
+from megatron_tlm.train.whereabouts import Whereabouts
 
 USER_ERROR, OTHER_ERROR = 2, 1
 
-# What gloo and NCCL say on the ranks that did nothing wrong when another one has gone.
+# What gloo and NCCL say on the ranks that did nothing wrong when another one has gone, or does not answer.
 LOST_PEERS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
+SILENT_PEERS = ("Timed out waiting", "timed out", "Timeout(ms)")
 
 
-def leave(error: BaseException, rank: int) -> NoReturn:
+def leave(error: BaseException, place: Whereabouts) -> NoReturn:
     """Says what happened and ends the process: its peers' connections close, which ends them too."""
     code = USER_ERROR if isinstance(error, TlmError) else OTHER_ERROR
-    line = _line(error, rank)
-    if not _lost_peers(error):
+    line = last_words(error, place)
+    if not _is(LOST_PEERS, error):
         # torchrun shows the first word alone, and counts in seconds: it shall be that of the rank at fault.
         leave_word(line)
     # The console may be a file, on the disk that is full.
     with suppress(OSError):
-        if not isinstance(error, AgreedError) or rank == 0:
-            _tell(error, rank, line)
+        if _speaks(error, place):
+            _tell(error, place, line)
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
 
 
-def _line(error: BaseException, rank: int) -> str:
-    """The one sentence of any end."""
+def _speaks(error: BaseException, place: Whereabouts) -> bool:
+    """Whether this rank's word is new: of those that only suffer from another's failure, one a node is enough."""
+    if isinstance(error, AgreedError):
+        return place.rank == 0
+    first = claim_first_word()
+    return first or not (_is(LOST_PEERS, error) or _is(SILENT_PEERS, error))
+
+
+def last_words(error: BaseException, place: Whereabouts) -> str:
+    """The one sentence of any end: who, where and in which step, and why."""
     if isinstance(error, AgreedError):
         text = str(error)
     elif isinstance(error, TlmError):
-        text = f"rank {rank}: {error}"
-    elif _lost_peers(error):
-        text = f"rank {rank}: lost its peers ({str(error).splitlines()[0][:200]})"
+        text = f"{place}: {error}"
+    elif _is(LOST_PEERS, error):
+        text = f"{place}: lost its peers ({_first_line(error)})"
+    elif _is(SILENT_PEERS, error):
+        text = (
+            f"{place}: a peer = silent for longer than --distributed-timeout-minutes allows ({_first_line(error)}); it "
+            "hangs or cannot be reached, or raise the timeout if it is only slow"
+        )
     elif isinstance(error, torch.OutOfMemoryError):
         text = (
-            f"rank {rank}: device memory = exhausted ({str(error).splitlines()[0][:200]}); lower --micro-batch-size, "
+            f"{place}: device memory = exhausted ({_first_line(error)}); lower --micro-batch-size, "
             "add --recompute-granularity full, or spread the model over more ranks"
         )
     elif isinstance(error, OSError):
-        text = f"rank {rank}: {sentence(error)}"
+        text = f"{place}: {sentence(error)}"
     elif isinstance(error, SystemExit | KeyboardInterrupt):
-        text = f"rank {rank}: interrupted"
+        text = f"{place}: interrupted"
     else:
-        text = f"rank {rank}: {type(error).__name__}: {error}"
+        text = f"{place}: {type(error).__name__}: {error}"
     return " ".join(text.split())
 
 
-def _lost_peers(error: BaseException) -> bool:
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in LOST_PEERS)
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0][:200]
 
 
-def _tell(error: BaseException, rank: int, line: str) -> None:
+def _is(signs: tuple[str, ...], error: BaseException) -> bool:
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+
+
+def _tell(error: BaseException, place: Whereabouts, line: str) -> None:
     mended = TlmError | torch.OutOfMemoryError | OSError | SystemExit | KeyboardInterrupt
-    if isinstance(error, mended) or _lost_peers(error):
+    if isinstance(error, mended) or _is(LOST_PEERS, error) or _is(SILENT_PEERS, error):
         sys.stderr.write(f"megatron-tlm: error: {line}\n")
     else:
-        sys.stderr.write(f"rank {rank}:\n")
+        sys.stderr.write(f"{place}:\n")
         traceback.print_exception(error)

@@ -41,6 +41,9 @@ class RunLog(Protocol):
     def event(self, kind: EventKind, step: int, **facts: Any) -> None:
         """What happened beside the steps; see `train.events` for kinds and facts, which are what JSON holds."""
 
+    def go_back(self, step: int, samples: int) -> None:
+        """What was told of steps after this one is taken back: the run is about to take them again."""
+
     def close(self) -> None: ...
 
 
@@ -57,6 +60,9 @@ class SilentLog:
         return
 
     def event(self, kind: EventKind, step: int, **facts: Any) -> None:
+        return
+
+    def go_back(self, step: int, samples: int) -> None:
         return
 
     def close(self) -> None:
@@ -144,6 +150,17 @@ class WritingLog:
     def event(self, kind: EventKind, step: int, **facts: Any) -> None:
         if self._events is not None:
             self._events.append({"event": kind, "step": step, "time": round(time(), 3), **facts})
+
+    def go_back(self, step: int, samples: int) -> None:
+        self._interval = Interval(self._scale)
+        if self._metrics is not None:
+            self._metrics.close()
+            take_back(self._metrics.path, step)
+            self._metrics = Records(self._metrics.path, self._guard)
+        if self._board is not None:
+            board, folder = self._board, self._board.folder
+            self._guard.close(BOARD, board.close)
+            self._board = Board(folder, step, samples)
 
     def close(self) -> None:
         """Closes the files and draws the loss."""

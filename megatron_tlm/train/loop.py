@@ -4,78 +4,62 @@ Nothing in it is random state: a step's dropout is seeded by its number, its sam
 its learning rate from its number. A resumed run therefore repeats what an uninterrupted one would have done.
 """
 
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
-from megatron_tlm.checkpoint.facts import Scalar
-from megatron_tlm.comm.groups import Mesh
 from megatron_tlm.comm.rng import step_seed
-from megatron_tlm.config.schema import Config
 from megatron_tlm.data.gpt_dataset import SampleDataset
 from megatron_tlm.data.loader import micro_batches, samples_by_source
-from megatron_tlm.plan.build import Plan
-from megatron_tlm.train.agree import AgreedError
 from megatron_tlm.train.build import choose_backend
-from megatron_tlm.train.engine import Engine, MicroBatches, StepResult
+from megatron_tlm.train.dropped import Kept, after_drop, pass_over
+from megatron_tlm.train.engine import MicroBatches, StepResult
 from megatron_tlm.train.feed import Feed
-from megatron_tlm.train.log import RunLog, StepReport
-from megatron_tlm.train.saver import Saver
+from megatron_tlm.train.log import StepReport
+from megatron_tlm.train.run import Run
 from megatron_tlm.train.saving import Progress
-from megatron_tlm.train.schedule import Schedule
 from megatron_tlm.train.stop import StopRequest
-from megatron_tlm.train.watch import Moment, Watcher, watched
-
-
-@dataclass(frozen=True)
-class Run:
-    """All that a loop needs; `saver` writes checkpoints, None where nothing is to be saved."""
-
-    config: Config
-    plan: Plan
-    mesh: Mesh
-    engine: Engine
-    schedule: Schedule
-    train_steps: int
-    train: SampleDataset
-    valid: SampleDataset | None
-    log: RunLog
-    saver: Saver | None
-    data_facts: Callable[[int], Mapping[str, Scalar]] = lambda consumed_samples: {}
-    watchers: Sequence[Watcher] = ()
-
-    @property
-    def samples_per_step(self) -> int:
-        return self.plan.micro_batches * self.config.training.micro_batch_size * self.plan.grid.data
-
-    @property
-    def tokens_per_step(self) -> int:
-        return self.samples_per_step * self.plan.seq_length
+from megatron_tlm.train.watch import Moment, watched
 
 
 def train_loop(run: Run, progress: Progress) -> Progress:
-    """Trains from `progress` to the end, an exit interval or a signal, and saves there; how far it came."""
+    """Trains from `progress` to the end, an exit interval or a wish to stop, and saves there; how far it came."""
     first_step = progress.step
     stream = data_stream(run, run.train, progress.consumed_samples)
-    with StopRequest() as stop, Feed(stream, pinned=choose_backend(run.config) == "nccl") as batches:
+    pinned = choose_backend(run.config) == "nccl"
+    stopping = StopRequest(run.config.resilience, run.mesh.rank, run.began)
+    with stopping as stop, Feed(stream, pinned=pinned) as batches:
+        if wish := stop.agreed():
+            _say_goodbye(run, progress, wish, trained=False)
+            return progress
         while progress.step < run.train_steps:
-            progress = _one_step(run, progress, batches, first_step)
+            former, progress = progress.step, _one_step(run, progress, batches, first_step)
+            run.place.steps = progress.step
             if run.saver is not None:
                 run.saver.poll()
-            step, stopped = progress.step, stop.agreed()
-            # A scheduler that sends SIGTERM kills soon after: what is left of the time belongs to the save.
-            if not stopped and (_is_due(step, run.config.training.eval_interval) or step == run.train_steps):
-                _evaluate(run, progress)
-            leaving = stopped or _is_due(step, run.config.training.exit_interval) or step == run.train_steps
-            if run.saver is not None and (leaving or _is_due(step, run.config.checkpoint.save_interval)):
-                run.saver.start(replace(progress, data=run.data_facts(progress.consumed_samples)), last=leaving)
-            if leaving:
-                _say_goodbye(run, progress, stopped)
+            wish = stop.agreed()
+            if progress.step <= former and not wish:
+                continue  # gone back: what is due there was done
+            if _end_step(run, progress, wish):
                 break
     return progress
+
+
+def _end_step(run: Run, progress: Progress, wish: str | None) -> bool:
+    """What is due after a step; whether it was the last."""
+    step, training = progress.step, run.config.training
+    # A scheduler that sends SIGTERM kills soon after: what is left of the time belongs to the save.
+    if not wish and (_is_due(step, training.eval_interval) or step == run.train_steps):
+        _evaluate(run, progress)
+    leaving = bool(wish) or _is_due(step, training.exit_interval) or step == run.train_steps
+    if run.saver is not None and (leaving or _is_due(step, run.config.checkpoint.save_interval)):
+        run.place.at(f"saving step {step}")
+        kept = {**run.data_facts(progress.consumed_samples), **run.judge.facts()}
+        run.saver.start(replace(progress, data=kept), last=leaving)
+    if leaving:
+        _say_goodbye(run, progress, wish)
+    return leaving
 
 
 def data_stream(run: Run, dataset: SampleDataset, start_sample: int) -> MicroBatches:
@@ -90,32 +74,19 @@ def data_stream(run: Run, dataset: SampleDataset, start_sample: int) -> MicroBat
     )
 
 
-def is_finite(result: StepResult) -> bool:
-    return math.isfinite(result.loss) and math.isfinite(result.grad_norm)
-
-
-def check_finite(result: StepResult, step: int, saved_step: int) -> None:
-    """AgreedError naming the step whose loss or gradient left the numbers; all ranks see the same values."""
-    if is_finite(result):
-        return
-    way_out = "lower --lr or --clip-grad, or raise --lr-warmup-iters"
-    if saved_step:
-        way_out += f", and continue from the checkpoint of step {saved_step}"
-    raise AgreedError(
-        f"step {step}: loss = {result.loss:g} with gradient norm {result.grad_norm:g} is not finite; {way_out}"
-    )
-
-
 def _one_step(run: Run, progress: Progress, batches: Feed, first_step: int) -> Progress:
+    run.place.at(f"step {progress.step + 1}")
+    if progress.step + 1 in run.config.resilience.iterations_to_skip:
+        return pass_over(run, progress, batches)
     place = run.mesh.coordinate
     torch.manual_seed(step_seed(run.config.training.seed, progress.step, place.data, place.pipe))
     learning_rate = run.schedule(progress.step)
-    start = time.perf_counter()
-    result = run.engine.train_step(batches, learning_rate)
+    start, kept = time.perf_counter(), Kept(batches)
+    result = run.engine.train_step(kept, learning_rate, run.judge)
     seconds = time.perf_counter() - start
-    if run.saver is not None and not is_finite(result):
-        run.saver.finish()  # what was begun is the checkpoint to go back to
-    check_finite(result, progress.step + 1, run.saver.saved_step if run.saver is not None else first_step)
+    if not result.applied:
+        return after_drop(run, progress, result, kept, first_step)
+    _judge_afterwards(run, progress, result)
     progress = progress.after_step(run.samples_per_step, run.tokens_per_step)
     wait_seconds = batches.take_wait()
     seen = watched(run.watchers, Moment(progress.step, result, seconds, wait_seconds))
@@ -135,6 +106,16 @@ def _one_step(run: Run, progress: Progress, batches: Feed, first_step: int) -> P
     return progress
 
 
+def _judge_afterwards(run: Run, progress: Progress, result: StepResult) -> None:
+    """A spike that is only to be told is told; either way later steps are judged by this one too."""
+    step, verdict = progress.step + 1, run.judge.verdict(result.loss, result.grad_norm)
+    if verdict is not None:
+        told = {"loss": result.loss, "grad_norm": result.grad_norm}
+        run.log.event("bad_step", step, action="tell", cause=verdict.cause, **told)
+        run.log.say(f"step {step}: {verdict.cause}")
+    run.judge.accepted(result.loss, result.grad_norm)
+
+
 def _tokens_by_source(run: Run, progress: Progress) -> dict[str, int]:
     """Trained on from the start of the run, by corpus; counted where it is going to be told."""
     if run.mesh.rank or not (
@@ -150,20 +131,23 @@ def _evaluate(run: Run, progress: Progress) -> None:
     iterations = run.config.training.eval_iters
     if run.valid is None or iterations == 0:
         return
+    run.place.at(f"evaluation at step {progress.step}")
     loss = run.engine.evaluate(data_stream(run, run.valid, 0), iterations * run.plan.micro_batches)
     run.log.evaluation(progress.step, progress.consumed_samples, loss)
 
 
-def _say_goodbye(run: Run, progress: Progress, stopped: bool) -> None:
+def _say_goodbye(run: Run, progress: Progress, wish: str | None, *, trained: bool = True) -> None:
     step, rest = progress.step, run.train_steps - progress.step
     if not rest:
+        run.log.event("finish", step)
         run.log.say(f"finished {step} steps, {progress.consumed_tokens} tokens")
         return
-    cause = "asked to stop" if stopped else f"exit interval {run.config.training.exit_interval}"
-    kept = (
-        f"saved; --load {run.config.checkpoint.save} continues" if run.saver else "not saved: no --save DIR was given"
-    )
-    run.log.say(f"{cause} after step {step} of {run.train_steps}, {kept} with {rest} steps to go")
+    cause = wish or f"exit interval {run.config.training.exit_interval}"
+    kept = f"saved; --load {run.config.checkpoint.save} continues"
+    if not trained or run.saver is None:
+        kept = "not saved: no --save DIR was given" if trained else "before a step was taken,"
+    run.log.event("stop", step, cause=cause)
+    run.log.say(f"stopped by {cause} after step {step} of {run.train_steps}, {kept} with {rest} steps to go")
 
 
 def _is_due(step: int, interval: int | None) -> bool:

@@ -8,7 +8,6 @@ import torch
 
 from megatron_tlm.checkpoint.folder import require_writable
 from megatron_tlm.comm.groups import Mesh, gather_object
-from megatron_tlm.comm.torchrun import restart_count
 from megatron_tlm.config.dump import dump
 from megatron_tlm.config.schema import Config
 from megatron_tlm.train.build import choose_backend
@@ -28,8 +27,8 @@ def check_log_folders(config: Config, rank: int) -> None:
             require_writable(Path(folder), f"logging.{name}")
 
 
-def build_log(config: Config, prepared: Prepared, mesh: Mesh, progress: Progress) -> RunLog:
-    """The log of this rank, with the event of its start in it; collective."""
+def build_log(config: Config, prepared: Prepared, mesh: Mesh, progress: Progress, starts: int = 0) -> RunLog:
+    """The log of this rank, with the event of its start, behind `starts` others, in it; collective."""
     hosts = gather_object(socket.gethostname())
     if mesh.rank > 0:
         return SilentLog()
@@ -50,12 +49,17 @@ def build_log(config: Config, prepared: Prepared, mesh: Mesh, progress: Progress
         progress.step,
         dump(config),
         first_samples=progress.consumed_samples,
-        restarted=restart_count() > 0,
+        restarted=starts > 0,
     )
     facts = start_facts(plan, train_steps=prepared.train_steps, samples_per_step=batch, hosts=hosts)
     log.event("start", progress.step, **facts)
     if progress.step:
         log.event("resume", progress.step, source=str(prepared.source), **asdict(log.lost))
+    if starts and (log.lost.steps_again or log.lost.seconds_down):
+        log.say(
+            f"lost: {log.lost.steps_again} steps that are taken again, {log.lost.seconds_again:.1f} s of training, and "
+            f"{log.lost.seconds_down:.1f} s since the last step was logged"
+        )
     return log
 
 

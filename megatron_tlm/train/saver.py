@@ -79,10 +79,11 @@ class BackgroundSaver:
         saved_step: int,
         say: Callable[[str], None],
         event: Tell = tell_nobody,
+        alive: Callable[[], None] = lambda: None,
     ) -> None:
         self.saved_step = saved_step
         self._config, self._engine, self._plan, self._mesh = config, engine, plan, mesh
-        self._tokenizer, self._say, self._event = tokenizer, say, event
+        self._tokenizer, self._say, self._event, self._alive = tokenizer, say, event, alive
         self._lock = lock_saves(config, mesh)
         self._pending: _Pending | None = None
         self._snapshot = Snapshot()
@@ -111,6 +112,7 @@ class BackgroundSaver:
         start, stood_still = time.perf_counter(), pending.stall_seconds
         while self._pending is not None:
             time.sleep(_POLL_SECONDS)
+            self._alive()
             pending.stall_seconds = stood_still + time.perf_counter() - start
             self._advance(pending)
 
@@ -138,7 +140,8 @@ class BackgroundSaver:
         if slowest == -_COMMITTED:
             self._pending, self.saved_step = None, pending.progress.step
             if first:
-                self._tell(*job.result(), pending)
+                path, size_bytes = job.result()
+                self._tell(path, size_bytes, pending)
 
     def _commit(self, pending: _Pending) -> tuple[Path, int]:
         """The checkpoint and its size in bytes."""

@@ -50,6 +50,10 @@ class Progress:
             optimizer_steps=self.optimizer_steps + 1,
         )
 
+    def after_skip(self, samples: int) -> "Progress":
+        """A step of the run whose samples nobody was trained on."""
+        return replace(self, step=self.step + 1, consumed_samples=self.consumed_samples + samples)
+
 
 _NONE: Mapping[Path, str] = MappingProxyType({})
 

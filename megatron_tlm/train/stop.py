@@ -1,25 +1,57 @@
-"""SIGTERM and SIGINT as a wish: the step is finished, all ranks agree to stop, the run is saved, the exit code is 0."""
+"""Wishes to stop: the step is finished, all ranks agree, the run is saved, the exit code is 0.
 
+    SIGTERM, SIGINT, SIGUSR1    to any rank
+    the stop file               seen by rank 0
+    the exit duration           by rank 0's clock
+
+A job that is cancelled may be sent a signal twice within a moment, by its scheduler and by torchrun: that is one wish,
+and so is SIGTERM after the warning that SIGUSR1 is. Any other second signal ends the process as it always did; what was
+being saved stays hidden, and the checkpoint before is whole.
+"""
+
+import os
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Self
 
 from megatron_tlm.comm.groups import all_reduce_max
+from megatron_tlm.config.resilience import ResilienceConfig
 
-STOPPING = (signal.SIGTERM, signal.SIGINT)
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SAME_WISH_SECONDS = 3.0
+_DURATION, _FILE = 1, 2  # below, numbers of signals from 3 on
+_FIRST_SIGNAL = 3
 
 
 class StopRequest:
-    """`with` it, then ask `agreed()` after every step. A second signal ends the process as it always did."""
+    """`with` it, then ask `agreed()` after every step. `began` is the run's start on the monotonic clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: ResilienceConfig, rank: int = 0, began: float | None = None) -> None:
+        self._config, self._rank = config, rank
+        self._began = time.monotonic() if began is None else began
         self._former: dict[int, signal.Handlers | int | None] = {}
-        self._asked = False
+        self._signal, self._asked = 0, 0.0
 
-    def agreed(self) -> bool:
-        """Whether any rank was asked to stop; collective, so that all ranks stop after the same step."""
-        return all_reduce_max([float(self._asked)])[0] > 0
+    def agreed(self) -> str | None:
+        """Why the run shall stop, None if it shall not; collective, so that all ranks stop after the same step."""
+        wish = int(all_reduce_max([float(self._wish())])[0])
+        if wish >= _FIRST_SIGNAL:
+            return signal.Signals(wish - _FIRST_SIGNAL).name
+        if wish == _FILE:
+            return f"stop file {self._config.stop_file}"
+        return f"exit duration {self._config.exit_duration_in_mins:g} minutes" if wish == _DURATION else None
+
+    def _wish(self) -> int:
+        if self._signal:
+            return self._signal + _FIRST_SIGNAL
+        # One rank alone looks: files and clocks differ between nodes.
+        if self._rank == 0 and self._config.stop_file is not None and os.path.exists(self._config.stop_file):
+            return _FILE
+        minutes = self._config.exit_duration_in_mins
+        late = self._rank == 0 and minutes is not None and time.monotonic() - self._began >= 60 * minutes
+        return _DURATION if late else 0
 
     def __enter__(self) -> Self:
         # Only the main thread may set handlers; a run inside another thread is stopped by whoever started it.
@@ -30,13 +62,14 @@ class StopRequest:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._restore()
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self._asked = True
-        self._restore()
-
-    def _restore(self) -> None:
         for number, handler in self._former.items():
             signal.signal(number, handler)
         self._former = {}
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if not self._signal or (self._signal == signal.SIGUSR1 and number != self._signal):
+            self._signal, self._asked = number, now
+        elif now - self._asked > SAME_WISH_SECONDS:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)

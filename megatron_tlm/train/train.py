@@ -4,6 +4,7 @@ What can be refused is refused before a process group exists. From then on a ran
 once, without a last collective: the others would wait for it.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -17,20 +18,25 @@ from megatron_tlm.config.launch import read_launch
 from megatron_tlm.config.schema import Config
 from megatron_tlm.data.loader import Datasets, build_datasets, data_facts
 from megatron_tlm.train.agree import agree, agree_before
+from megatron_tlm.train.bad_steps import StepJudge
 from megatron_tlm.train.build import build_engine, choose_backend
 from megatron_tlm.train.engine import Engine
-from megatron_tlm.train.leave import leave
+from megatron_tlm.train.leave import last_words, leave
 from megatron_tlm.train.log import RunLog
-from megatron_tlm.train.loop import Run, train_loop
+from megatron_tlm.train.loop import train_loop
 from megatron_tlm.train.multi_frequency import level_news
 from megatron_tlm.train.opening import build_log, check_log_folders, opening
 from megatron_tlm.train.optimizer import run_periods
 from megatron_tlm.train.prepare import Prepared, eod_id, prepare
 from megatron_tlm.train.rank_facts import require_same_facts
 from megatron_tlm.train.rank_work import require_same_work
+from megatron_tlm.train.restart import after_restart, agreed_starts
+from megatron_tlm.train.rollback import rollback
+from megatron_tlm.train.run import Run
 from megatron_tlm.train.saver import BackgroundSaver, Saver
 from megatron_tlm.train.saving import Progress, damage, resume
 from megatron_tlm.train.watchers import build_watchers
+from megatron_tlm.train.whereabouts import Watchdog, Whereabouts
 
 
 def train(config: Config, announce: Callable[[], None] = lambda: None) -> int:
@@ -39,10 +45,14 @@ def train(config: Config, announce: Callable[[], None] = lambda: None) -> int:
     TlmError for a mistake seen before the process group stands. Later ones end this process: code 2 for a TlmError,
     1 for anything else.
     """
+    began = time.monotonic()
     rank, world_size, _ = read_launch()
+    place = Whereabouts(rank)
     stop_with_launcher()
     meeting = meet(rank, world_size, _timeout(config))
     require_same_facts(meeting, config)
+    starts = agreed_starts(meeting)
+    config, news = after_restart(config, meeting, starts)
     prepared = agree_before(meeting, "prepare", lambda: prepare(config, world_size))
     announce()
     # Before the process group stands: a sample order may take minutes, and no collective shall wait for it.
@@ -51,10 +61,11 @@ def train(config: Config, announce: Callable[[], None] = lambda: None) -> int:
     try:
         _join(config, meeting)
         prepared, data = _undamaged(config, prepared, data, meeting)
-        _run(config, prepared, data)
+        prepared = replace(prepared, news=(*news, *prepared.news))
+        _run(config, prepared, data, place, began, starts)
         shutdown()
     except BaseException as error:
-        leave(error, rank)
+        leave(error, place)
     return 0
 
 
@@ -82,14 +93,14 @@ def _join(config: Config, meeting: Meeting) -> None:
     )
 
 
-def _run(config: Config, prepared: Prepared, data: Datasets) -> None:
+def _run(config: Config, prepared: Prepared, data: Datasets, place: Whereabouts, began: float, starts: int) -> None:
     plan = prepared.plan
     with new_groups_wait(_timeout(config)):
         mesh = build_mesh(plan.grid)
         agree(lambda: check_log_folders(config, mesh.rank))
         engine = build_engine(config, plan, mesh, eod_id(prepared.tokenizer))
     progress = Progress() if prepared.source is None else resume(config, engine, plan, mesh, prepared.source)
-    log = agree(lambda: build_log(config, prepared, mesh, progress))
+    log = agree(lambda: build_log(config, prepared, mesh, progress, starts))
     levels = level_news(run_periods(config, plan), prepared.train_steps)
     told = opening(prepared, engine, progress, finetune=config.checkpoint.finetune)
     for text in (*prepared.news, *told, *data.notes, *levels):
@@ -107,28 +118,60 @@ def _run(config: Config, prepared: Prepared, data: Datasets) -> None:
         train=data.train,
         valid=data.valid,
         log=log,
-        saver=_saver(config, prepared, mesh, engine, progress, log),
+        saver=_saver(config, prepared, mesh, engine, progress, log, place),
         data_facts=lambda consumed_samples: data_facts(data, consumed_samples),
-        watchers=build_watchers(config, plan, mesh, engine, log.say),
+        watchers=build_watchers(config, plan, mesh, engine, data.valid or data.train, log.say),
+        judge=StepJudge(config.resilience),
+        go_back=rollback(config, engine, plan, mesh, source=prepared.source, first_step=progress.step),
+        place=place,
+        began=began,
     )
+    if not config.checkpoint.finetune:
+        run.judge.restore(prepared.before)
+    place.stage, place.steps = mesh.coordinate.pipe, progress.step
+    engine.deepspeed.module.register_forward_hook(place.alive)
+    _train(run, progress)
+
+
+def _train(run: Run, progress: Progress) -> None:
+    """The loop, watched; whatever ends it, its logs and its save folder are left in order."""
     try:
-        train_loop(run, progress)
+        # A little behind the collectives' own timeout: what they see, they tell better.
+        with Watchdog(run.place, 1.25 * _timeout(run.config).total_seconds()):
+            train_loop(run, progress)
+    except BaseException as error:
+        run.log.event("failure", run.place.steps, error=last_words(error, run.place))
+        raise
     finally:
         for watcher in run.watchers:
             watcher.close()
-        log.close()
+        run.log.close()
         if run.saver is not None:
             run.saver.close()
 
 
 def _saver(
-    config: Config, prepared: Prepared, mesh: Mesh, engine: Engine, progress: Progress, log: RunLog
+    config: Config,
+    prepared: Prepared,
+    mesh: Mesh,
+    engine: Engine,
+    progress: Progress,
+    log: RunLog,
+    place: Whereabouts,
 ) -> Saver | None:
     if config.checkpoint.save is None:
         return None
-    plan, tokenizer = prepared.plan, prepared.tokenizer
-    saved = progress.step
-    return BackgroundSaver(config, engine, plan, mesh, tokenizer, saved_step=saved, say=log.say, event=log.event)
+    return BackgroundSaver(
+        config,
+        engine,
+        prepared.plan,
+        mesh,
+        prepared.tokenizer,
+        saved_step=progress.step,
+        say=log.say,
+        event=log.event,
+        alive=place.alive,
+    )
 
 
 def _datasets(config: Config, prepared: Prepared) -> Datasets:

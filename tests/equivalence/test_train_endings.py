@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 from dataclasses import replace
@@ -61,7 +62,7 @@ def test_a_pipeline_run_says_no_more_than_a_plain_one(tmp_path: Path) -> None:
     assert ended.out[0].startswith("model: ")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 @pytest.mark.parametrize(("ranks", "changes"), [(2, {}), (4, GRID)], ids=["data2", "grid"])
 def test_a_signal_to_one_rank_saves_on_all(
     number: signal.Signals, ranks: int, changes: dict[str, Any], tmp_path: Path
@@ -79,7 +80,9 @@ def test_a_signal_to_one_rank_saves_on_all(
     assert ended.codes == [0] * ranks, ended.complained
     assert ended.complained == ""
     step = len(losses_of(config))
-    assert f"asked to stop after step {step} of 100000, saved; --load {tmp_path / 'ck'} continues" in ended.said
+    assert (
+        f"stopped by {number.name} after step {step} of 100000, saved; --load {tmp_path / 'ck'} continues" in ended.said
+    )
     assert saved_step(config) == step
 
 
@@ -87,7 +90,7 @@ def test_a_run_stops_and_saves_at_its_exit_interval(tmp_path: Path) -> None:
     config = run_config(tmp_path, exit_interval=4)
     ended = launch(config, 1)
     assert ended.codes == [0]
-    assert "exit interval 4 after step 4 of 10, saved" in ended.said
+    assert "stopped by exit interval 4 after step 4 of 10, saved" in ended.said
     assert saved_step(config) == 4
 
 
@@ -126,7 +129,8 @@ def test_a_rank_that_crashes_takes_the_others_along(tmp_path: Path) -> None:
     ended = launch(run_config(tmp_path), 2, before=sabotage)
     assert ended.codes == [1, 1]
     assert "ValueError: made to fail" in ended.err[1]
-    assert "rank 0: lost its peers" in ended.err[0]
+    assert re.search(r"rank 0 on \S+, stage 0, step 1: lost its peers", ended.err[0])
+    assert re.search(r"rank 1 on \S+, stage 0, step 1:\n", ended.err[1])
     assert "Traceback" not in ended.err[0]
     assert time.monotonic() - start < 60
 
