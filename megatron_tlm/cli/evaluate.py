@@ -89,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
         pipeline_model_parallel_size=number(args, "pipeline_model_parallel_size", 1) or 1,
         distributed_backend=args.distributed_backend,
     )
-    return on_ranks(partial(_evaluate, args, parallel), parallel)
+    return on_ranks(partial(_evaluate, args, parallel), parallel, "evaluating")
 
 
 def _evaluate(args: Namespace, parallel: ParallelConfig, launch: Launch) -> int:

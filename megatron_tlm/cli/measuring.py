@@ -1,7 +1,7 @@
 """What `evaluate` does once its flags are in order: a model restored, sets measured one by one, results told."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from itertools import islice
@@ -17,11 +17,11 @@ from megatron_tlm.cli.countdown import Countdown
 from megatron_tlm.cli.results import Record, heading, table, write_json
 from megatron_tlm.config.launch import Launch
 from megatron_tlm.config.schema import ParallelConfig
+from megatron_tlm.data.documents import read_chunks
 from megatron_tlm.data.gpt_dataset import check_vocabulary
 from megatron_tlm.data.indexed_dataset import IndexedDataset
 from megatron_tlm.data.inputs import Source, expand_inputs
 from megatron_tlm.data.samples import split_documents
-from megatron_tlm.data.sentencepiece_tokenizer import read_texts
 from megatron_tlm.data.tokenizers import Tokenizer
 from megatron_tlm.errors import ConfigError
 from megatron_tlm.evaluation import wikitext
@@ -209,11 +209,13 @@ def _import_harness() -> Any:
     return harness
 
 
-def _texts(sources: Sequence[Source], key: str, *, paged: bool) -> Any:
-    """The documents of all files; of plain text files by pages, where these are WikiText's."""
+def _texts(sources: Sequence[Source], key: str, *, paged: bool) -> Iterator[str]:
+    """The documents of all files, empty ones too; of plain text files the pages, where these are WikiText's."""
     for source in sources:
-        for text in read_texts([source], [key]):
-            yield from wikitext.pages(text) if paged and source.kind == "text" else [text]
+        for chunk in read_chunks([source], keys=(key,)):
+            for document in chunk.documents((key,)):
+                for text in document[key]:
+                    yield from wikitext.pages(text) if paged and source.kind == "text" else (text,)
 
 
 def _numbers(result: Perplexity) -> Record:

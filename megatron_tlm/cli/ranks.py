@@ -7,8 +7,11 @@ from megatron_tlm.config.launch import Launch, read_launch
 from megatron_tlm.config.schema import ParallelConfig
 
 
-def on_ranks(work: Callable[[Launch], int], parallel: ParallelConfig) -> int:
-    """The exit code of `work`. With several ranks a process group stands around it, and a failure ends this process."""
+def on_ranks(work: Callable[[Launch], int], parallel: ParallelConfig, doing: str = "measuring") -> int:
+    """The exit code of `work`. With several ranks a process group stands around it, and a failure ends this process.
+
+    `doing` is what a rank that fails was at.
+    """
     launch = read_launch()
     if launch.world_size == 1:
         return work(launch)
@@ -18,7 +21,10 @@ def on_ranks(work: Callable[[Launch], int], parallel: ParallelConfig) -> int:
     from megatron_tlm.comm.groups import init_distributed, new_groups_wait, shutdown
     from megatron_tlm.comm.torchrun import stop_with_launcher
     from megatron_tlm.train.leave import leave
+    from megatron_tlm.train.whereabouts import Whereabouts
 
+    place = Whereabouts(launch.rank)
+    place.at(doing)
     stop_with_launcher()
     timeout = timedelta(minutes=parallel.distributed_timeout_minutes)
     try:
@@ -28,5 +34,5 @@ def on_ranks(work: Callable[[Launch], int], parallel: ParallelConfig) -> int:
             code = work(launch)
         shutdown()
     except BaseException as error:
-        leave(error, launch.rank)
+        leave(error, place)
     return code
