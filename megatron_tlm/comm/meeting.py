@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store
-from torch.distributed import DistNetworkError, DistStoreError
+from torch.distributed import DistNetworkError
 from torch.distributed.rendezvous import rendezvous
 
 from megatron_tlm.errors import CommError
@@ -113,11 +113,8 @@ class Meeting:
     def _wait_for_all(self, store: Store, topic: str) -> list[int]:
         """The ranks that have not spoken when there is no more reason to wait for them."""
         absent, beats = list(range(1, self.world_size)), self._beats(store, range(1, self.world_size))
-        deadline = time.monotonic() + self.timeout.total_seconds()
-        failed = False
-        while absent:
-            with suppress(DistStoreError):
-                store.wait([f"{topic}/{rank}" for rank in absent], SLICE)
+        deadline, failed = time.monotonic() + self.timeout.total_seconds(), False
+        while not _all_there(store, [f"{topic}/{rank}" for rank in absent]):
             absent = [rank for rank in absent if not store.check([f"{topic}/{rank}"])]
             store.add("beat/0", 1)
             if not failed and self._somebody_failed(store):
@@ -131,10 +128,7 @@ class Meeting:
 
     def _wait_for_first(self, store: Store, topic: str) -> None:
         beats, deadline = 0, time.monotonic() + self.timeout.total_seconds() + GRACE_SECONDS
-        while True:
-            with suppress(DistStoreError):
-                store.wait([f"{topic}/outcome"], SLICE)
-                return
+        while not _all_there(store, [f"{topic}/outcome"]):
             now = store.add("beat/0", 0)
             if now != beats:
                 beats, deadline = now, time.monotonic() + self.timeout.total_seconds() + GRACE_SECONDS
@@ -158,6 +152,17 @@ class Meeting:
     @staticmethod
     def _somebody_failed(store: Store) -> bool:
         return bool(store.check([EARLY])) or bool(store.check(["failed"]))
+
+
+def _all_there(store: Store, keys: list[str]) -> bool:
+    """Whether they are there within a slice. Asked again and again: a wait that is in vain prints torch's warnings."""
+    end, pause = time.monotonic() + SLICE.total_seconds(), 0.01
+    while not store.check(keys):
+        if time.monotonic() > end:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, SLICE.total_seconds() / 4)
+    return True
 
 
 def meet(rank: int, world_size: int, timeout: timedelta) -> Meeting:

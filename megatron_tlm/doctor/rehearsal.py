@@ -28,7 +28,7 @@ from megatron_tlm.plan.build import Plan
 from megatron_tlm.plan.grid import Grid
 from megatron_tlm.plan.refusal import gibibytes
 from megatron_tlm.train.build import build_engine, choose_backend, training_device
-from megatron_tlm.train.rank_facts import check_facts, node, rank_facts
+from megatron_tlm.train.rank_facts import check_facts, node, told_facts
 from megatron_tlm.train.rank_work import unshared
 
 # Between nodes; what a barrier adds is a thousandth of it.
@@ -114,18 +114,20 @@ def _broken(name: str, error: Exception) -> Finding:
 
 
 def _facts(rehearsal: Rehearsal) -> dict[str, Any]:
-    facts = dict(rank_facts(rehearsal.config))
+    facts = dict(told_facts(rehearsal.meeting, rehearsal.config))
     digests = () if rehearsal.examined is None else rehearsal.examined.digests
-    facts["same"] = facts["same"] | {f"data corpus {number + 1}": digest for number, digest in enumerate(digests)}
+    facts["same"] = facts.get("same", {}) | {
+        f"data corpus {number + 1}": digest for number, digest in enumerate(digests)
+    }
     return facts
 
 
 def _meet_nodes(told: Sequence[Any]) -> list[dict[str, Any]]:
     by_node: dict[str, list[Finding]] = {}
-    for item in told:
+    for item in filter(None, told):
         by_node.setdefault(item["node"], []).extend(Finding.from_json(finding) for finding in item["findings"])
     found = merged(list(by_node.items()))
-    fault = check_facts([item["facts"] for item in told])
+    fault = check_facts([item and item["facts"] for item in told])
     ranks = f"{len(told)} ranks on {len(by_node)} node{'s' if len(by_node) > 1 else ''}"
     if fault is not None:
         found.append(refused("all ranks alike", TlmError(fault)))

@@ -67,6 +67,9 @@ def rank_facts(config: Config | None) -> Facts:
 
 def check_facts(facts: Sequence[Facts | None]) -> str | None:
     """What differs, in one sentence with the nodes at fault; None where all is well. Runs on rank 0."""
+    for rank, item in enumerate(facts):
+        if item is not None and "fault" in item:
+            return f"rank {rank}: {item['fault']}"
     told = [item for item in facts if item is not None]
     for key in dict.fromkeys(key for item in told for key in item["same"]):
         values = {item["node"]: item["same"].get(key) for item in told}
@@ -79,9 +82,18 @@ def check_facts(facts: Sequence[Facts | None]) -> str | None:
     return None
 
 
+def told_facts(meeting: Meeting, config: Config | None) -> Facts:
+    """`rank_facts`, or why this rank has none: the others shall hear it."""
+    try:
+        return rank_facts(config)
+    except TlmError as error:
+        meeting.fail()
+        return {"node": node(), "fault": str(error)}
+
+
 def require_same_facts(meeting: Meeting, config: Config) -> None:
     """AgreedError on every rank where code, versions, backend or configuration of any differ from rank 0's."""
-    fault = meeting.decide(FIRST, rank_facts(config), check_facts)
+    fault = meeting.decide(FIRST, told_facts(meeting, config), check_facts)
     if fault is not None:
         meeting.dismiss(FIRST)
         raise AgreedError(fault)
