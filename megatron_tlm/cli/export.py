@@ -27,6 +27,7 @@ A model of one MLP width becomes a stock Llama. A tapered one is written in one 
   tapered   own widths and a short file of remote code (AutoModelForCausalLM with trust_remote_code=True); the default
   padded    every MLP zero-padded to the widest: a stock Llama with the same logits, and more weights
   deci      own widths in DeciLM's spelling, native in vLLM
+Gated Attention, Titans and Hope come with the whole model as remote code, whatever their widths.
 GGUF files hold own widths as architecture `deci`, which llama.cpp loads, or one width as `llama`.
 """
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from megatron_tlm.checkpoint.facts import Facts
 from megatron_tlm.export.flavours import Written
+from megatron_tlm.plan.shape import ModelShape
 from megatron_tlm.plan.units import build_units
 
 _LOADING = """\
@@ -32,6 +33,10 @@ _FLAVOURS = {
         "Each layer's MLP has its own width, in the spelling of DeciLM (`block_configs`) that vLLM and others know "
         "natively; transformers loads it with the remote code that comes along."
     ),
+    "remote": (
+        "No class of transformers computes this model, so it comes as remote code that needs torch and transformers "
+        "alone. Fast kernels and other engines do not know it."
+    ),
 }
 
 
@@ -47,6 +52,7 @@ def model_card(name: str, facts: Facts, written: Written, *, has_tokenizer: bool
         "parameters": f"{parameters:,}",
         "layers x width": f"{shape.num_layers} x {shape.hidden_size}",
         "heads (key/value)": f"{shape.num_attention_heads} ({shape.num_query_groups}) of {shape.kv_channels}",
+        **_mixing(shape),
         "MLP width per layer": ", ".join(map(str, shape.widths)),
         "vocabulary": f"{shape.vocab_size:,}",
         "embeddings": "tied" if shape.tied_embeddings else "untied",
@@ -82,6 +88,26 @@ def model_card(name: str, facts: Facts, written: Written, *, has_tokenizer: bool
             "",
         ]
     )
+
+
+def _mixing(shape: ModelShape) -> dict[str, str]:
+    """Rows on what is not plain attention with one MLP per layer."""
+    rows = {}
+    if shape.mixer == "gated_attention":
+        rows["mixer"] = (
+            f"Gated Attention, {shape.attention_gate} ([arXiv:2505.06708](https://arxiv.org/abs/2505.06708))"
+        )
+    elif shape.memory_chunk_size:
+        rows["mixer"] = (
+            f"Titans, {shape.mixer.removeprefix('titans_').upper()} "
+            "([arXiv:2501.00663](https://arxiv.org/abs/2501.00663)); padding in front of a text is refused, since the "
+            "memory would read it: generate one text at a time, or texts of one length"
+        )
+    if shape.cms_levels > 1:
+        rows["MLPs per layer"] = (
+            f"{shape.cms_levels} in a row, which share its width ([arXiv:2512.24695](https://arxiv.org/abs/2512.24695))"
+        )
+    return rows
 
 
 def _without_tokenizer(name: str, trust: str) -> str:

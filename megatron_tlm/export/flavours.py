@@ -4,7 +4,8 @@
     padded    every MLP as wide as the widest, the rest zeros: a stock Llama; same logits, more weights
     deci      own widths in DeciLM's spelling, which vLLM, SGLang and llama.cpp's converter know natively
 
-A model of one width is a stock Llama in its own right, whatever the flavour is called.
+A model of one width is a stock Llama in its own right, whatever the flavour is called. Mixers other than attention, and
+chains of MLPs, come with the whole model as remote code, tapered or not.
 """
 
 from collections.abc import Mapping
@@ -13,13 +14,23 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from megatron_tlm.errors import ExportError
-from megatron_tlm.export.families import Family, family_of
+from megatron_tlm.export.families import OWN, Family, family_of, own_parts
 from megatron_tlm.plan.shape import ModelShape
 
 Flavour = Literal["tapered", "padded", "deci"]
 FLAVOURS: tuple[str, ...] = get_args(Flavour)
 DECI_MULTIPLE = 256  # DeciLM's readers round a width up to it
 
+# Sizes that config.json of our own family names as `ModelShape` does, where they are not its defaults.
+OWN_SIZES = (
+    "cms_levels",
+    "cms_multiple",
+    "attention_window",
+    "memory_chunk_size",
+    "memory_expansion",
+    "memory_conv_width",
+    "memory_persistent_tokens",
+)
 _REMOTE = Path(__file__).with_name("remote")
 
 
@@ -51,8 +62,10 @@ def write_as(shape: ModelShape, flavour: str | None, *, positions: int, dtype: s
     family = family_of(shape)
     if flavour is not None and flavour not in FLAVOURS:
         raise ExportError(f"flavour = {flavour} is not among the {len(FLAVOURS)} there are; use {', '.join(FLAVOURS)}")
-    flavour = flavour or "tapered"
     base = _base_config(shape, family, positions, dtype) | ids.to_json()
+    if family == OWN:
+        return _own(shape, flavour, base)
+    flavour = flavour or "tapered"
     if flavour == "deci":
         return _deci(shape, family, base)
     if len(set(shape.widths)) == 1:
@@ -101,10 +114,41 @@ def _tapered(shape: ModelShape, family: Family, base: Mapping[str, Any]) -> Writ
     own = {
         "architectures": [causal],
         "auto_map": {"AutoModel": f"{module}.{model}", "AutoModelForCausalLM": f"{module}.{causal}"},
-        "per_layer_config": {str(layer): {"intermediate_size": width} for layer, width in enumerate(shape.widths)},
+        "per_layer_config": _per_layer(shape),
     }
     code = _remote("modeling_tapered_llama.py").replace("Llama", family.prefix).replace("llama", family.model_type)
     return Written("tapered", shape, {**base, **own}, {f"{module}.py": code})
+
+
+def _own(shape: ModelShape, flavour: str | None, base: Mapping[str, Any]) -> Written:
+    if flavour not in (None, "tapered"):
+        raise ExportError(
+            f"flavour = {flavour} is for attention with one MLP per layer, which stock classes compute, and this model "
+            f"has {own_parts(shape)}; leave --flavour out for remote code that computes it"
+        )
+    own = {
+        "auto_map": {
+            "AutoConfig": "configuration_tlm.TlmConfig",
+            "AutoModel": "modeling_tlm.TlmModel",
+            "AutoModelForCausalLM": "modeling_tlm.TlmForCausalLM",
+        },
+        "mixer": shape.mixer,
+        "qk_norm": shape.qk_norm,
+        **{name: size for name in OWN_SIZES if (size := getattr(shape, name)) != getattr(ModelShape, name)},
+    }
+    if shape.mixer == "gated_attention":
+        own["attention_gate"] = shape.attention_gate
+    if shape.memory_chunk_size:
+        own["memory_max_step"] = shape.memory_max_step
+    if len(set(shape.widths)) > 1:
+        own["per_layer_config"] = _per_layer(shape)
+    config = {name: value for name, value in base.items() if name != "rope_parameters"} | own
+    code = {name: _remote(name) for name in ("configuration_tlm.py", "layers_tlm.py", "modeling_tlm.py")}
+    return Written("remote", shape, config, code)
+
+
+def _per_layer(shape: ModelShape) -> dict[str, Any]:
+    return {str(layer): {"intermediate_size": width} for layer, width in enumerate(shape.widths)}
 
 
 def _deci(shape: ModelShape, family: Family, base: Mapping[str, Any]) -> Written:

@@ -15,12 +15,14 @@ import torch
 from megatron_tlm.checkpoint.tensor_file import Entry, TensorFile
 from megatron_tlm.checkpoint.tiling import Extent
 from megatron_tlm.errors import CheckpointError, ExportError, PlanError
-from megatron_tlm.export.families import tensor_names
+from megatron_tlm.export.families import OWN, tensor_names
+from megatron_tlm.export.flavours import OWN_SIZES
 from megatron_tlm.export.shards import INDEX_NAME
+from megatron_tlm.plan.mixers import GATES, find_mixer
 from megatron_tlm.plan.shape import ModelShape
 from megatron_tlm.plan.units import build_units
 
-MODEL_TYPES = ("llama", "mistral", "qwen3", "nemotron-nas")
+MODEL_TYPES = ("llama", "mistral", "qwen3", "nemotron-nas", OWN.model_type)
 _FILE = re.compile(r"[\w.-]+\.safetensors")
 _BUFFER = re.compile(r".*rotary_emb\.inv_freq")
 
@@ -77,9 +79,11 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ExportError(f"{path} = cannot be read ({error}); give a Hugging Face model's directory") from None
+        raise ExportError(f"{path} cannot be read ({error}); give a Hugging Face model's directory") from None
     if not isinstance(content, dict):
-        raise ExportError(f"{path} = {type(content).__name__}, not an object; give a Hugging Face model's directory")
+        raise ExportError(
+            f"{path} holds a {type(content).__name__}, not an object; give a Hugging Face model's directory"
+        )
     return content
 
 
@@ -88,14 +92,11 @@ def foreign_shape(config: Mapping[str, Any], config_file: Path, weights: NamedWe
     address = config_file
     faults = _faults(config)
     if faults:
-        raise ExportError(f"{address}: {', '.join(faults)} = not what is computed here; only Llama-shaped models are")
+        raise ExportError(f"{address}: {', '.join(faults)} is not computed here; give a Llama-shaped model")
     layers, hidden = (_integer(config, name, address) for name in ("num_hidden_layers", "hidden_size"))
     heads = _integer(config, "num_attention_heads", address)
-    gates = [f"model.layers.{layer}.mlp.gate_proj.weight" for layer in range(layers)]
-    absent = [name for name in gates if name not in weights.names]
-    if absent:
-        raise ExportError(f"{weights.directory}: {absent[0]} = absent and {len(absent) - 1} more; give all the files")
     try:
+        own = _own_fields(config, address) if config["model_type"] == OWN.model_type else {}
         shape = ModelShape(
             num_layers=layers,
             hidden_size=hidden,
@@ -103,16 +104,40 @@ def foreign_shape(config: Mapping[str, Any], config_file: Path, weights: NamedWe
             num_query_groups=_integer(config, "num_key_value_heads", address, heads),
             kv_channels=_integer(config, "head_dim", address, hidden // heads),
             vocab_size=_integer(config, "vocab_size", address),
-            widths=tuple(weights.entry(name).shape[0] for name in gates),
+            widths=_widths(weights, layers, own),
             tied_embeddings=bool(config.get("tie_word_embeddings", False)),
             rotary_base=float(_rope(config).get("rope_theta") or config.get("rope_theta") or 10000.0),
             norm_epsilon=float(config.get("rms_norm_eps", 1e-6)),
-            qk_norm=config["model_type"] == "qwen3",
+            **(own or {"qk_norm": config["model_type"] == "qwen3"}),
         )
         _check_tensors(shape, weights)
-    except (PlanError, TypeError, ValueError, IndexError) as error:
-        raise ExportError(f"{address} = {error}; give a Llama-shaped model") from None
+    except (PlanError, KeyError, TypeError, ValueError, IndexError) as error:
+        raise ExportError(f"{address} is of no model of ours ({error}); give a Llama-shaped one") from None
     return shape
+
+
+def _own_fields(config: Mapping[str, Any], address: Path) -> dict[str, Any]:
+    """What config.json of our own family says beyond Llama's words; ExportError for what cannot be meant."""
+    mixer, gate = str(config.get("mixer")), config.get("attention_gate", "none")
+    memory = find_mixer(mixer).has_memory
+    if gate not in GATES or (gate != "none") != (mixer == "gated_attention"):
+        raise ExportError(f"{address}: attention_gate = {gate} does not go with mixer = {mixer}; give the export's own")
+    needed = {"memory_chunk_size", "memory_expansion", "memory_conv_width"} if memory else set()
+    needed |= {"attention_window"} if mixer == "titans_mag" else set()
+    sizes = {name: _integer(config, name, address) for name in OWN_SIZES if name in needed or config.get(name)}
+    step = {"memory_max_step": float(config["memory_max_step"])} if memory else {}
+    return {"mixer": mixer, "attention_gate": gate, "qk_norm": bool(config.get("qk_norm", False)), **sizes, **step}
+
+
+def _widths(weights: NamedWeights, layers: int, own: Mapping[str, Any]) -> tuple[int, ...]:
+    """Each layer's, over all of its MLPs; ExportError where one is not there."""
+    levels = [f".{level}" for level in range(own.get("cms_levels", 1))] if own else [""]
+    gates = [[f"model.layers.{layer}.mlp{level}.gate_proj.weight" for level in levels] for layer in range(layers)]
+    absent = [name for layer in gates for name in layer if name not in weights.names]
+    if absent:
+        more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+        raise ExportError(f"{weights.directory} lacks {absent[0]}{more}; give all the files")
+    return tuple(sum(weights.entry(name).shape[0] for name in layer) for layer in gates)
 
 
 def _faults(config: Mapping[str, Any]) -> list[str]:
@@ -158,15 +183,15 @@ def _check_tensors(shape: ModelShape, weights: NamedWeights) -> None:
     tied = {"lm_head.weight"} if shape.tied_embeddings else set()
     surplus = sorted(name for name in weights.names - set(names.values()) - tied if not _BUFFER.fullmatch(name))
     missing = [name for name in names.values() if name not in weights.names]
-    for found, what in ((missing, "absent"), (surplus, "a tensor that a Llama-shaped model does not have")):
+    for found, verb in ((missing, "lacks"), (surplus, "has what a Llama-shaped model does not have:")):
         if found:
             more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-            raise ExportError(f"{weights.directory}: {found[0]}{more} = {what}; give a whole Llama-shaped model")
+            raise ExportError(f"{weights.directory} {verb} {found[0]}{more}; give a whole Llama-shaped model")
     for ours, theirs in names.items():
         shape_found = weights.entry(theirs).shape
         if shape_found != specs[ours].shape:
             raise ExportError(
-                f"{weights.directory}: {theirs} = {list(shape_found)} but config.json asks for "
+                f"{weights.directory}: {theirs} is {list(shape_found)} but config.json asks for "
                 f"{list(specs[ours].shape)}; they are of different models"
             )
 
@@ -178,17 +203,19 @@ def _weight_files(directory: Path) -> list[str]:
         names = list(files.values()) if isinstance(files, dict) else []
         for name in names:
             if not isinstance(name, str) or not _FILE.fullmatch(name):
-                raise ExportError(f"{index}: weight_map = {name!r} is not a file beside it; the index is damaged")
+                raise ExportError(f"{index}: weight_map = {name!r} is not a file beside it; fetch the index again")
         return names
     if (directory / "model.safetensors").exists():
         return ["model.safetensors"]
     pickles = [path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in sorted(directory.glob(pattern))]
     if pickles:
         raise ExportError(
-            f"{directory} = weights in {pickles[0]}, a pickle, which can run code and is never read here; "
+            f"{directory} has its weights in {pickles[0]}, a pickle, which can run code and is never read here; "
             "save them as safetensors"
         )
-    raise ExportError(f"{directory} = no model.safetensors and no {INDEX_NAME}; give a Hugging Face model's directory")
+    raise ExportError(
+        f"{directory} has no model.safetensors and no {INDEX_NAME}; give a Hugging Face model's directory"
+    )
 
 
 def _open(path: Path) -> TensorFile:

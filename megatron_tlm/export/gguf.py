@@ -16,7 +16,7 @@ from megatron_tlm.checkpoint.blocks import ByteCounter, Progress, row_blocks
 from megatron_tlm.checkpoint.load import Reader
 from megatron_tlm.checkpoint.tensor_file import DTYPES
 from megatron_tlm.errors import ExportError
-from megatron_tlm.export.families import family_of, tensor_names
+from megatron_tlm.export.families import OWN, family_of, own_parts, tensor_names
 from megatron_tlm.export.gguf_file import TENSOR_TYPES, GgufTensor, GgufWriter, Value
 from megatron_tlm.export.hugging_face import positions_of
 from megatron_tlm.export.sentencepiece_model import UNUSED, read_sentencepiece
@@ -68,7 +68,7 @@ def export_gguf(
     """
     target = Path(target)
     if target.exists():
-        raise ExportError(f"{target} = already there; give a new file")
+        raise ExportError(f"{target} is already there; give a new file")
     with Reader(source) as reader:
         facts = reader.manifest.facts
         shape = facts.shape
@@ -88,7 +88,8 @@ def export_gguf(
 
 
 def _check(shape: ModelShape) -> None:
-    family_of(shape)
+    if family_of(shape) == OWN:
+        raise ExportError(f"{own_parts(shape)} is not among what llama.cpp has a graph for; use --format hf")
     if shape.qk_norm:
         raise ExportError("qk_norm = true has no graph in llama.cpp with a width per layer; use --format hf")
 
@@ -176,7 +177,7 @@ def _write(
             writer.finish()
         os.rename(partial, target)
     except OSError as error:
-        raise ExportError(f"{target} = {error.strerror}; make room there or write elsewhere") from error
+        raise ExportError(f"{target} cannot be written ({error.strerror}); make room or write elsewhere") from error
     finally:
         partial.unlink(missing_ok=True)
 

@@ -53,14 +53,14 @@ class GgufWriter:
         """The next elements of a tensor, in row-major order."""
         due = self._tensors[self._index] if self._index < len(self._tensors) else None
         if due is None or due.name != name or due.dtype != block.dtype:
-            raise ExportError(f"{name} = {block.dtype}, but {due} is due; write in the header's order")
+            raise ExportError(f"{name} came as {block.dtype}, but {due} is due; write in the header's order")
         data = tensor_bytes(block)
         self._file.write(data)
         self._written_bytes += len(data)
         if self._written_bytes >= due.size_bytes:
             if self._written_bytes > due.size_bytes:
                 raise ExportError(
-                    f"{name} = {self._written_bytes} bytes but {due.size_bytes} were announced; give as many"
+                    f"{name} has {self._written_bytes} bytes but {due.size_bytes} were announced; give as many"
                 )
             self._file.write(b"\0" * (-due.size_bytes % ALIGNMENT))
             self._index, self._written_bytes = self._index + 1, 0
@@ -69,7 +69,7 @@ class GgufWriter:
         """ExportError names the first tensor that is not whole."""
         if self._index < len(self._tensors):
             raise ExportError(
-                f"{self._tensors[self._index].name} = not whole when the file was closed; write all of it"
+                f"{self._tensors[self._index].name} was not whole when the file was closed; write all of it"
             )
 
     def __enter__(self) -> Self:

@@ -89,7 +89,7 @@ def positions_of(config: Mapping[str, Any]) -> int:
 def whole_directory(target: Path) -> Iterator[Path]:
     """A hidden directory that takes `target`'s name at the end; an error or a kill leaves no `target`."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ExportError(f"{target} = already there; give a new directory")
+        raise ExportError(f"{target} is already there; give a new directory")
     partial = target.with_name(f".{target.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -101,7 +101,7 @@ def whole_directory(target: Path) -> Iterator[Path]:
         sync_directory(target.parent)
     except OSError as error:
         raise ExportError(
-            f"{error.filename or target} = {error.strerror}; make room there or write elsewhere"
+            f"{error.filename or target} cannot be written ({error.strerror}); make room there or write elsewhere"
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -1,7 +1,8 @@
 """A Hugging Face directory as a checkpoint to train on: weights as they are, no optimizer state, step 0."""
 
+import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ import torch
 
 from megatron_tlm.checkpoint.blocks import ByteCounter, Progress, row_blocks
 from megatron_tlm.checkpoint.facts import Facts
+from megatron_tlm.checkpoint.lock import FolderLock
 from megatron_tlm.checkpoint.root import step_directories
 from megatron_tlm.checkpoint.save import Piece, begin, commit, write_part
 from megatron_tlm.checkpoint.tensor_file import DTYPES
-from megatron_tlm.config.architecture import ArchitectureConfig
+from megatron_tlm.config.architecture import HOPE_PERIODS, ArchitectureConfig
 from megatron_tlm.config.dump import as_mapping, dump, from_mapping
 from megatron_tlm.config.schema import (
     CheckpointConfig,
@@ -58,17 +60,12 @@ def import_hugging_face(
     source, root = Path(source), Path(root)
     config_file = config_file or source / "config.json"
     foreign = read_json(config_file)
-    if step_directories(root):
-        raise ExportError(f"save_dir = {root} already has {step_directories(root)[0].name}; give another directory")
     with _open(source) as weights:
         shape = foreign_shape(foreign, config_file, weights)
         names = tensor_names(shape)
         config = _config(source, foreign, shape, weights.entry(names["embedding.weight"]).dtype == "BF16")
         size_bytes = sum(weights.entry(name).size_bytes for name in names.values())
         count = ByteCounter(size_bytes, progress)
-        partial = begin(root, 0)
-        write_part(partial, 0, [_piece(weights, ours, theirs, count) for ours, theirs in names.items()])
-        tokenizer = None if config.data.tokenizer_type == "ByteTokenizer" else _tokenizer(source)
         facts = Facts(
             step=0,
             consumed_samples=0,
@@ -81,13 +78,36 @@ def import_hugging_face(
             stages=(range(shape.num_units),),
             extra={"imported_from": f"{foreign['model_type']} {source.resolve().name}"},
         )
+        tokenizer = None if config.data.tokenizer_type == "ByteTokenizer" else _tokenizer(source)
+        had_root = root.exists()
+        try:
+            with FolderLock(root):
+                pieces = [_piece(weights, ours, theirs, count) for ours, theirs in names.items()]
+                path, config_file = _write(root, pieces, facts, tokenizer, config)
+        except BaseException:
+            if not had_root and root.is_dir() and not any(root.iterdir()):
+                root.rmdir()
+            raise
+    return Imported(path, shape, config_file, size_bytes)
+
+
+def _write(root: Path, pieces: list[Piece], facts: Facts, tokenizer: Path | None, config: Config) -> tuple[Path, Path]:
+    """The checkpoint and the YAML beside it; nothing is left of them after an error."""
+    if former := step_directories(root):
+        raise ExportError(f"save_dir = {root} already has {former[0].name}; give another directory")
+    partial = begin(root, facts.step)
+    try:
+        write_part(partial, 0, pieces)
         path = commit(partial, facts, parts=1, tokenizer=tokenizer)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     saved = list(path.glob("tokenizer.*"))
     if saved:
         config = replace(config, data=replace(config.data, tokenizer_model=str(saved[0])))
     config_file = root / "config.yaml"
     config_file.write_text(dump(config), encoding="utf-8")
-    return Imported(path, shape, config_file, size_bytes)
+    return path, config_file
 
 
 @dataclass(frozen=True)
@@ -160,8 +180,23 @@ def _plain_config(foreign: Mapping[str, Any], shape: ModelShape, bf16: bool) -> 
         rotary_base=shape.rotary_base,
         norm_epsilon=shape.norm_epsilon,
     )
-    config = Config(model, ArchitectureConfig(qk_norm=shape.qk_norm), TaperConfig(layer_widths=shape.widths))
+    taper = TaperConfig(layer_widths=shape.widths, width_multiple=shape.cms_multiple if shape.cms_levels > 1 else None)
+    config = Config(model, _architecture(shape), taper)
     return replace(config, training=replace(config.training, bf16=bf16))
+
+
+def _architecture(shape: ModelShape) -> ArchitectureConfig:
+    """The section that makes this model; how often a level moves is of training, and no shape says it."""
+    if shape.cms_levels not in (1, len(HOPE_PERIODS)):
+        raise ExportError(
+            f"cms_levels = {shape.cms_levels} have no default periods, and those they were trained with stand in the "
+            f"export's {ORIGIN_NAME}; put it beside config.json"
+        )
+    names = {item.name for item in fields(ArchitectureConfig)}
+    sizes = {name: value for name, value in shape.to_json().items() if name in names}
+    if shape.memory_chunk_size:
+        sizes["memory_persistent_tokens"] = shape.memory_persistent_tokens
+    return ArchitectureConfig(**sizes)
 
 
 def _tokenizer(source: Path) -> Path | None:

@@ -53,7 +53,7 @@ def read_sentencepiece(path: Path) -> SentencePieceModel:
         pieces = tuple(_piece(_fields(item)) for item in model[1])
         trainer, normalizer = (_fields(model[number][-1]) if model[number] else {} for number in (2, 3))
     except (OSError, ValueError, IndexError, struct.error, TypeError) as error:
-        raise ExportError(f"{path} = no sentencepiece model ({error!r}); give a .model file") from None
+        raise ExportError(f"{path} is no sentencepiece model ({error!r}); give a .model file") from None
     model_type = _last(trainer, 3, UNIGRAM)
     if model_type not in (UNIGRAM, BPE) or not pieces:
         raise ExportError(f"{path}: model_type = {model_type} is neither {UNIGRAM} (unigram) nor {BPE} (BPE); use one")

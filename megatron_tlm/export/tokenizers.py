@@ -63,7 +63,7 @@ def _copied(file: Path, end_id: int | None, positions: int) -> TokenizerFiles:
         content = json.loads(file.read_text(encoding="utf-8"))
         added = {item["id"]: item["content"] for item in content.get("added_tokens", [])}
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ExportError(f"{file} = no tokenizer.json ({error!r}); give one") from None
+        raise ExportError(f"{file} is no tokenizer.json ({error!r}); give one") from None
     special = {"eos_token": added.get(end_id)}
     made = _with_config(content, {"tokenizer.json": file}, Ids(end=end_id), special, positions)
     return TokenizerFiles(made.ids, {"tokenizer_config.json": made.texts["tokenizer_config.json"]}, made.copies)

@@ -34,7 +34,7 @@ class UniversalWeights:
             for path in sorted((directory / FOLDER).glob(f"*/{_WEIGHT_FILE}"))
         }
         if not self._paths:
-            raise ExportError(f"{directory / FOLDER} = no */{_WEIGHT_FILE} inside; give what ds_to_universal wrote")
+            raise ExportError(f"{directory / FOLDER} holds no */{_WEIGHT_FILE}; give what ds_to_universal wrote")
 
     @property
     def names(self) -> frozenset[str]:
@@ -68,8 +68,8 @@ def _load(path: Path) -> torch.Tensor:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # whatever a damaged zip or a refused pickle makes torch raise
         reason = str(error).splitlines()[0][:200]
-        raise ExportError(f"{path} = {reason}; only files that hold nothing but tensors are read") from None
+        raise ExportError(f"{path} cannot be read ({reason}); give a file that holds nothing but tensors") from None
     tensor = content.get("param") if isinstance(content, dict) else content
     if not isinstance(tensor, torch.Tensor):
-        raise ExportError(f"{path}: param = {type(tensor).__name__}, not a tensor; give what ds_to_universal wrote")
+        raise ExportError(f"{path}: param is {type(tensor).__name__}, not a tensor; give what ds_to_universal wrote")
     return tensor.detach()

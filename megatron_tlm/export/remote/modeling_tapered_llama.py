@@ -37,6 +37,8 @@ class TaperedLlamaModel(LlamaModel):
 
 
 class TaperedLlamaForCausalLM(LlamaForCausalLM):
+    _auto_class = "AutoModelForCausalLM"  # version 4 saves this file along for that alone
+
     def __init__(self, config):
         with _uniform_build(config):
             super().__init__(config)

@@ -24,5 +24,5 @@ def test_it_says_what_came_in_and_how_to_train_on(tmp_path: Path, capsys: pytest
 def test_a_folder_that_is_no_model_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["import", "--from", str(tmp_path), "--save-dir", str(tmp_path / "in")]) == 2
     err = capsys.readouterr().err
-    assert "config.json = cannot be read" in err
+    assert "config.json cannot be read" in err
     assert err.count("\n") == 1

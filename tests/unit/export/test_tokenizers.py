@@ -73,5 +73,5 @@ def test_made_up_tokens_have_none() -> None:
 
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("[")
-    with pytest.raises(ExportError, match=r"tokenizer\.json = no tokenizer\.json"):
+    with pytest.raises(ExportError, match=r"tokenizer\.json is no tokenizer\.json"):
         tokenizer_files(None, tmp_path / "tokenizer.json", None, 64)
