@@ -10,6 +10,16 @@ from megatron_tlm.checkpoint.tensor_file import sync_directory
 from megatron_tlm.errors import CheckpointError
 
 
+def sweep(root: Path) -> None:
+    """Removes what killed saves and deletions left, never a checkpoint; for who holds the folder's lock."""
+    for rubbish in (*root.glob(".step-*.partial"), *root.glob(".step-*.deleted")):
+        shutil.rmtree(rubbish, ignore_errors=True)
+    for former in root.glob(".step-*.replaced"):
+        # Without the one that was to take its name it is the checkpoint of its step.
+        if (root / former.name.removeprefix(".").removesuffix(".replaced")).is_dir():
+            shutil.rmtree(former, ignore_errors=True)
+
+
 def prune(root: Path, keep: int, *, every: int | None = None) -> tuple[Path, ...]:
     """Deletes all but the `keep` complete checkpoints saved last and every `every`-th step; what went, last first.
 

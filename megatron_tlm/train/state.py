@@ -116,6 +116,9 @@ def fragment_boxes(fragment: Fragment, held: Shard) -> Iterator[tuple[Extent, Te
 def state_pieces(engine: Engine, plan: Plan, mesh: Mesh, zero_stage: int, *, optimizer: bool) -> list[Piece]:
     """What this rank writes of a checkpoint; over all ranks, each tensor once. `optimizer`: masters and moments too."""
     own = {spec.name for unit in plan.stage_units(mesh.coordinate.pipe) for spec in unit.parameters}
+    if optimizer and not any(engine.deepspeed.basic_optimizer.state.values()):
+        # No update was made yet, every step so far was left out.
+        begin_state(engine.deepspeed.basic_optimizer, _stepped(engine, zero_stage), 0)
     roles = {WEIGHT, MASTER, *STATE_ROLES} if optimizer else {WEIGHT}
     held = [
         fragment

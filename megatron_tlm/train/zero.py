@@ -69,7 +69,7 @@ class ZeroEngine:
     def __init__(self, config: Config, plan: Plan, mesh: Mesh, stage: Stage, rules: PackRules) -> None:
         self.stage, self.parameters = stage, stage.global_parameters()
         self._config, self._plan, self._mesh, self._rules = config, plan, mesh, rules
-        self._loss = self._norm = 0.0
+        self._step_loss = self._norm = 0.0
         groups = level_groups(self.parameters, config, plan, mesh)
         optimizer = build_optimizer(groups, config.optimizer, config.architecture.cms_update)
         settings = deepspeed_config(config, micro_batches=plan.micro_batches, data=mesh.data.size)
@@ -78,7 +78,7 @@ class ZeroEngine:
             self.deepspeed, *_ = deepspeed.initialize(
                 model=stage, optimizer=optimizer, config=settings, mpu=Units(mesh)
             )
-        self._gate = StepGate(optimizer, lambda: (self._loss, self._grad_norm()))
+        self._gate = StepGate(optimizer, lambda: (self._step_loss, self._grad_norm()))
 
     def train_step(self, micro_batches: MicroBatches, learning_rate: float, judge: Judge = accept) -> StepResult:
         engine, count = self.deepspeed, self._plan.micro_batches
@@ -90,15 +90,15 @@ class ZeroEngine:
             total += loss.detach()
             engine.backward(loss)
             if index == count - 1:
-                self._loss = self._mean(float(total) / count, self._mesh.data)
+                self._step_loss = self._mean(float(total) / count, self._mesh.data)
                 if self._config.parallel.zero_stage == 0:
                     clip = self._config.optimizer.clip_grad
                     self._norm = clip_gradients(self.parameters.values(), self._mesh, clip)
             engine.step()
         if not self._gate.open():
-            return StepResult(self._loss, self._grad_norm(), applied=False)
+            return StepResult(self._step_loss, self._grad_norm(), applied=False)
         levels = read_levels(engine.basic_optimizer, self._config, self._plan, self._mesh)
-        return StepResult(self._loss, self._grad_norm(), levels)
+        return StepResult(self._step_loss, self._grad_norm(), levels)
 
     def _grad_norm(self) -> float:
         """Of the gradient as it was before clipping."""
@@ -124,9 +124,13 @@ class ZeroEngine:
             weight = self._rules.token_weight(batches, self._mesh.data)
         for batch in batches:
             tokens_BS, labels_BS = self._rules.split(batch, self.deepspeed.device)
-            packing = self._rules.packing(tokens_BS)
-            logits_BSv = self.deepspeed(tokens_BS) if packing is None else self.deepspeed(tokens_BS, packing=packing)
-            yield mean_loss(logits_BSv, labels_BS, self._mesh.tensor, self._plan.shape.vocab_size, weight)
+            yield self._loss(tokens_BS, labels_BS, weight)
+
+    def _loss(self, tokens_BS: Tensor, labels_BS: Tensor, weight: float | None) -> Tensor:
+        """Logits live in here alone: whoever waits for the loss, above all its backward, has the memory back."""
+        packing = self._rules.packing(tokens_BS)
+        logits_BSv = self.deepspeed(tokens_BS) if packing is None else self.deepspeed(tokens_BS, packing=packing)
+        return mean_loss(logits_BSv, labels_BS, self._mesh.tensor, self._plan.shape.vocab_size, weight)
 
     @staticmethod
     def _mean(value: float, data: AxisGroup) -> float:

@@ -127,7 +127,17 @@ def metrics_of(config: Config) -> list[dict[str, Any]]:
     """The objects of the run's metrics.jsonl, clock left out."""
     text = (Path(config.logging.log_dir or "") / "metrics.jsonl").read_text()
     timed = ("seconds", "data_wait_seconds", "tokens_per_second", "tflops_per_device")
-    return [{key: value for key, value in json.loads(line).items() if key not in timed} for line in text.splitlines()]
+    watched = ("forward-compute-", "data-wait-", "straggler-", "mem-", "stage-", "pipeline-")
+    return [
+        {key: value for key, value in json.loads(line).items() if key not in timed and not key.startswith(watched)}
+        for line in text.splitlines()
+    ]
+
+
+def events_of(config: Config) -> list[dict[str, Any]]:
+    """The objects of the run's events.jsonl."""
+    text = (Path(config.logging.log_dir or "") / "events.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def losses_of(config: Config) -> list[float]:

@@ -102,7 +102,7 @@ def tiny(**changes: Any) -> Config:
         optimizer=OptimizerConfig(clip_grad=0.25, lr_decay_style="constant", weight_decay=0.1, adam_eps=1e-3),
         parallel=ParallelConfig(),
     )
-    for section in ("model", "architecture", "taper", "training", "optimizer", "parallel", "data"):
+    for section in ("model", "architecture", "taper", "training", "optimizer", "parallel", "data", "resilience"):
         part = getattr(config, section)
         own = {name: value for name, value in changes.items() if hasattr(part, name)}
         config = replace(config, **{section: replace(part, **own)})

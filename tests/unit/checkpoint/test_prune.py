@@ -7,7 +7,7 @@ import pytest
 
 from megatron_tlm.checkpoint import prune as prune_module
 from megatron_tlm.checkpoint.load import find
-from megatron_tlm.checkpoint.prune import prune
+from megatron_tlm.checkpoint.prune import prune, sweep
 from megatron_tlm.errors import CheckpointError
 from tests.unit.checkpoint.made import facts, model_shape, save, values
 
@@ -80,3 +80,14 @@ def test_milestones_stay_for_good(tmp_path: Path) -> None:
     saved(tmp_path, 5, 10, 15, 20, 25)
     prune(tmp_path, 1, every=10)
     assert names(tmp_path) == ["latest", "step-00000010", "step-00000020", "step-00000025"]
+
+
+def test_a_sweep_takes_what_kills_left_and_no_checkpoint(tmp_path: Path) -> None:
+    saved(tmp_path, 1, 2)
+    for rubbish in (".step-00000003.partial", ".step-00000000.deleted", ".step-00000002.replaced"):
+        (tmp_path / rubbish).mkdir()
+    # A kill between two renames: this one is step 1 still.
+    (tmp_path / "step-00000001").rename(tmp_path / ".step-00000001.replaced")
+    sweep(tmp_path)
+    assert names(tmp_path) == [".step-00000001.replaced", "latest", "step-00000002"]
+    sweep(tmp_path / "absent")
