@@ -11,6 +11,8 @@ from pathlib import Path
 from time import time
 from typing import Any, Protocol
 
+import yaml
+
 from megatron_tlm.config.schema import LoggingConfig
 from megatron_tlm.train.board import SAMPLES_FOLDER, Board
 from megatron_tlm.train.console import Interval, level_scalars
@@ -22,11 +24,12 @@ from megatron_tlm.train.plot import PLOT_NAME, write_loss_plot
 from megatron_tlm.train.records import Lost, Records, take_back
 from megatron_tlm.train.step_report import Scale as Scale
 from megatron_tlm.train.step_report import StepReport as StepReport
+from megatron_tlm.train.wandb_board import WandbBoard
 
 METRICS_NAME = "metrics.jsonl"
 CONFIG_NAME = "config.yaml"
 OWN_FILES = (METRICS_NAME, CONFIG_NAME, PLOT_NAME, EVENTS_NAME)
-BOARD = "TensorBoard"
+BOARD, WANDB = "TensorBoard", "Weights & Biases"
 
 
 class RunLog(Protocol):
@@ -108,6 +111,9 @@ class WritingLog:
                 set_aside_events(Path(board), SAMPLES_FOLDER)
             self._board_thread.enter_context(quiet_board_thread())
             self._board = Board(Path(board), first_step, first_samples)
+        self._wandb: WandbBoard | None = None
+        if config.wandb_project:
+            self._wandb = WandbBoard(config, yaml.safe_load(resolved_config) or {}, resumed=not anew)
 
     def say(self, text: str) -> None:
         # The console may be a file, on the disk that is full.
@@ -172,6 +178,8 @@ class WritingLog:
             self._guard.close(PLOT_NAME, lambda: write_loss_plot(metrics, plot))
         if self._board is not None:
             self._guard.close(BOARD, self._board.close)
+        if self._wandb is not None:
+            self._guard.close(WANDB, self._wandb.close)
         self._board_thread.close()
 
     def _write_json(self, report: StepReport, speed: Speed) -> None:
@@ -203,3 +211,6 @@ class WritingLog:
         if self._board is not None:
             board = self._board
             self._guard.write(BOARD, lambda: board.scalars(step, samples, scalars))
+        if self._wandb is not None:
+            wandb = self._wandb
+            self._guard.write(WANDB, lambda: wandb.scalars(step, samples, scalars))

@@ -54,7 +54,7 @@ def _end_step(run: Run, progress: Progress, wish: str | None) -> bool:
         _evaluate(run, progress)
     leaving = bool(wish) or _is_due(step, training.exit_interval) or step == run.train_steps
     if run.saver is not None and (leaving or _is_due(step, run.config.checkpoint.save_interval)):
-        run.place.at(f"saving step {step}")
+        run.place.at(f"saving step {step}", "saving")
         kept = {**run.data_facts(progress.consumed_samples), **run.judge.facts()}
         run.saver.start(replace(progress, data=kept), last=leaving)
     if leaving:
@@ -131,7 +131,7 @@ def _evaluate(run: Run, progress: Progress) -> None:
     iterations = run.config.training.eval_iters
     if run.valid is None or iterations == 0:
         return
-    run.place.at(f"evaluation at step {progress.step}")
+    run.place.at(f"evaluation at step {progress.step}", "evaluating")
     loss = run.engine.evaluate(data_stream(run, run.valid, 0), iterations * run.plan.micro_batches)
     run.log.evaluation(progress.step, progress.consumed_samples, loss)
 

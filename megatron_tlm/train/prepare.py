@@ -19,6 +19,7 @@ from megatron_tlm.train.former import check_save_folder
 from megatron_tlm.train.packing import pack_rules
 from megatron_tlm.train.saving import find_resume, saved_facts
 from megatron_tlm.train.schedule import Schedule, build_schedule
+from megatron_tlm.train.wandb_board import require_wandb
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ def prepare(config: Config, world_size: int, damaged: Mapping[Path, str] = Mappi
     """
     degree = check_training(config, world_size)
     check_deepspeed(config)
+    require_wandb(config.logging)
     batch = global_batch_size(config, degree)
     train_steps = config.training.train_iters or (config.training.train_samples or 0) // batch
     tokenizer = _tokenizer(config)

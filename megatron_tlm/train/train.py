@@ -21,6 +21,7 @@ from megatron_tlm.train.agree import agree, agree_before
 from megatron_tlm.train.bad_steps import StepJudge
 from megatron_tlm.train.build import build_engine, choose_backend
 from megatron_tlm.train.engine import Engine
+from megatron_tlm.train.heartbeat import Heartbeat, heartbeat_folder
 from megatron_tlm.train.leave import last_words, leave
 from megatron_tlm.train.log import RunLog
 from megatron_tlm.train.loop import train_loop
@@ -55,17 +56,19 @@ def train(config: Config, announce: Callable[[], None] = lambda: None) -> int:
     config, news = after_restart(config, meeting, starts)
     prepared = agree_before(meeting, "prepare", lambda: prepare(config, world_size))
     announce()
-    # Before the process group stands: a sample order may take minutes, and no collective shall wait for it.
-    data = agree_before(meeting, "data", lambda: _datasets(config, prepared))
-    require_same_work(meeting, config, prepared, data.fingerprint)
-    try:
-        _join(config, meeting)
-        prepared, data = _undamaged(config, prepared, data, meeting)
-        prepared = replace(prepared, news=(*news, *prepared.news))
-        _run(config, prepared, data, place, began, starts)
-        shutdown()
-    except BaseException as error:
-        leave(error, place)
+    with Heartbeat(heartbeat_folder(config.logging), rank, world_size) as place.heart:
+        # Before the process group stands: a sample order may take minutes, and no collective shall wait for it.
+        data = agree_before(meeting, "data", lambda: _datasets(config, prepared))
+        require_same_work(meeting, config, prepared, data.fingerprint)
+        try:
+            _join(config, meeting)
+            prepared, data = _undamaged(config, prepared, data, meeting)
+            prepared = replace(prepared, news=(*news, *prepared.news))
+            _run(config, prepared, data, place, began, starts)
+            shutdown()
+        except BaseException as error:
+            place.heart.beat("failed")
+            leave(error, place)
     return 0
 
 
@@ -120,7 +123,7 @@ def _run(config: Config, prepared: Prepared, data: Datasets, place: Whereabouts,
         log=log,
         saver=_saver(config, prepared, mesh, engine, progress, log, place),
         data_facts=lambda consumed_samples: data_facts(data, consumed_samples),
-        watchers=build_watchers(config, plan, mesh, engine, data.valid or data.train, log.say),
+        watchers=build_watchers(config, plan, mesh, engine, data.valid or data.train, log),
         judge=StepJudge(config.resilience),
         go_back=rollback(config, engine, plan, mesh, source=prepared.source, first_step=progress.step),
         place=place,

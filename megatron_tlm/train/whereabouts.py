@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from megatron_tlm.comm.torchrun import leave_word
+from megatron_tlm.train.heartbeat import Heartbeat, Phase
 
 _WAKE_SECONDS = 5.0
 
@@ -21,11 +22,13 @@ class Whereabouts:
     def __init__(self, rank: int = 0) -> None:
         self.rank, self.stage, self.steps = rank, 0, 0
         self.doing, self.signs = "before the first step", 0
+        self.heart = Heartbeat(None, rank, 1)
 
-    def at(self, doing: str) -> None:
+    def at(self, doing: str, phase: Phase = "training") -> None:
         """Begins something: "step 17"."""
         self.doing = doing
         self.alive()
+        self.heart.beat(phase, self.steps)
 
     def alive(self, *_: object) -> None:
         """A sign of life in the midst of it; fit to be a forward hook."""
@@ -73,6 +76,7 @@ class Watchdog:
             "--distributed-timeout-minutes allows; its threads are shown above, raise it if this is only slow"
         )
         leave_word(line)
+        self._place.heart.beat("failed")
         with suppress(OSError):
             faulthandler.dump_traceback(file=sys.stderr.fileno())
             sys.stderr.write(f"megatron-tlm: error: {line}\n")
