@@ -96,7 +96,7 @@ def room(config: Config, plan: Plan, steps: int | None) -> Finding:
         kept = min(saves, wanted.keep_last + forever)
     # One more: a checkpoint is deleted when the next is whole.
     needed = one * min(kept + 1, saves)
-    text = f"{saves if wanted.keep_last is None else kept} checkpoints of {gibibytes(one)}, {gibibytes(free)} free"
+    text = f"{kept} checkpoint{'s' if kept > 1 else ''} of {gibibytes(one)}, {gibibytes(free)} free"
     if needed <= free:
         return passed("room for checkpoints", text)
     if free < one * min(2, saves):

@@ -116,9 +116,8 @@ def _broken(name: str, error: Exception) -> Finding:
 def _facts(rehearsal: Rehearsal) -> dict[str, Any]:
     facts = dict(told_facts(rehearsal.meeting, rehearsal.config))
     digests = () if rehearsal.examined is None else rehearsal.examined.digests
-    facts["same"] = facts.get("same", {}) | {
-        f"data corpus {number + 1}": digest for number, digest in enumerate(digests)
-    }
+    corpora = {f"data corpus {number + 1}": digest for number, digest in enumerate(digests)}
+    facts["same"] = facts.get("same", {}) | corpora
     return facts
 
 
