@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from megatron_tlm.checkpoint.folder import way_out
+from megatron_tlm.checkpoint.prune import sweep
 from megatron_tlm.errors import CheckpointError
 
 LOCK_NAME = ".lock"
@@ -16,7 +17,8 @@ class FolderLock:
     """Held from the start until `release`, the end of a `with` block or of the process, however it ends.
 
     CheckpointError where another run holds it. A file system without locks is used without one. The empty file goes
-    when it is released; one that a process left behind as it ended is held by nobody.
+    when it is released; one that a process left behind as it ended is held by nobody. What a killed run left unfinished
+    in the folder goes when the lock is taken: nobody is at work on it.
     """
 
     def __init__(self, root: Path) -> None:
@@ -36,6 +38,7 @@ class FolderLock:
         if not held:
             self._file.close()
             raise CheckpointError(f"{root} is held by another run; wait for it or save to another folder")
+        sweep(self._path.parent)
 
     def release(self) -> None:
         if not self._file.closed:

@@ -12,7 +12,7 @@ from megatron_tlm.checkpoint.facts import Facts, Scalar
 from megatron_tlm.checkpoint.load import Reader, check_hashes, find, require_shape
 from megatron_tlm.checkpoint.lock import FolderLock
 from megatron_tlm.checkpoint.manifest import MANIFEST_NAME, read_manifest
-from megatron_tlm.checkpoint.prune import prune, sweep
+from megatron_tlm.checkpoint.prune import prune
 from megatron_tlm.checkpoint.root import step_directories
 from megatron_tlm.checkpoint.save import Piece, begin, commit
 from megatron_tlm.comm.groups import Mesh, broadcast_object, gather_object
@@ -135,17 +135,8 @@ def drop_save(partial: Path) -> None:
 
 
 def lock_saves(config: Config, mesh: Mesh) -> FolderLock | None:
-    """The folder to save in is this run's as long as rank 0 keeps what it gets; collective. AgreedError: another's.
-
-    What a killed run left unfinished there goes.
-    """
-
-    def take() -> FolderLock:
-        lock = FolderLock(save_root(config))
-        sweep(save_root(config))
-        return lock
-
-    return agree(lambda: take() if mesh.rank == 0 else None)
+    """The folder to save in is this run's as long as rank 0 keeps what it gets; collective. AgreedError: another's."""
+    return agree(lambda: FolderLock(save_root(config)) if mesh.rank == 0 else None)
 
 
 def held_pieces(config: Config, engine: Engine, plan: Plan, mesh: Mesh) -> list[Piece]:

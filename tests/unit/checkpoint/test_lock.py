@@ -55,8 +55,17 @@ def test_a_file_system_without_locks_is_written_all_the_same(tmp_path: Path, mon
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
+    another_s = tmp_path / ".step-00000020.partial"
+    another_s.mkdir()
     with FolderLock(tmp_path):
         FolderLock(tmp_path).release()
+    assert another_s.exists()
+
+
+def test_what_a_killed_run_left_goes_when_the_lock_is_taken(tmp_path: Path) -> None:
+    (tmp_path / ".step-00000020.partial" / "inner").mkdir(parents=True)
+    FolderLock(tmp_path).release()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:

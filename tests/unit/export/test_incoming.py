@@ -11,8 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from megatron_tlm.checkpoint.compare import differences
 from megatron_tlm.checkpoint.load import Reader
+from megatron_tlm.checkpoint.lock import FolderLock
 from megatron_tlm.config.load import load_file as load_config
-from megatron_tlm.errors import ExportError
+from megatron_tlm.errors import CheckpointError, ExportError
 from megatron_tlm.evaluation.restore import load_model
 from megatron_tlm.export.hugging_face import export_hugging_face
 from megatron_tlm.export.incoming import import_hugging_face
@@ -184,3 +185,28 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     export_hugging_face(path, tmp_path / "hf")
     with pytest.raises(ExportError, match=r"save_dir = .*ck already has step-00000007"):
         import_hugging_face(tmp_path / "hf", tmp_path / "ck")
+
+
+def test_a_folder_that_a_run_saves_in_is_refused(tmp_path: Path) -> None:
+    path, *_ = save_model(tmp_path / "ck", small_config())
+    export_hugging_face(path, tmp_path / "hf")
+    with FolderLock(tmp_path / "back"):
+        unfinished = tmp_path / "back" / ".step-00000000.partial"
+        unfinished.mkdir()
+        with pytest.raises(CheckpointError, match="back is held by another run"):
+            import_hugging_face(tmp_path / "hf", tmp_path / "back")
+        assert unfinished.exists()
+    import_hugging_face(tmp_path / "hf", tmp_path / "back")
+    assert sorted(path.name for path in (tmp_path / "back").iterdir()) == ["config.yaml", "latest", "step-00000000"]
+
+
+def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
+    path, *_ = save_model(tmp_path / "ck", small_config())
+    export_hugging_face(path, tmp_path / "hf")
+
+    def fail(done: int, whole: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        import_hugging_face(tmp_path / "hf", tmp_path / "back", progress=fail)
+    assert not (tmp_path / "back").exists()
