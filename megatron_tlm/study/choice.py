@@ -17,6 +17,7 @@ class Snapshot:
     results: Mapping[RunId, RunResult]
     rates: Mapping[Pair, float]
     untunable: tuple[Pair, ...]
+    to_come: int  # runs that wait for a rate to be chosen
 
     @property
     def pending(self) -> Iterator[RunId]:
@@ -42,7 +43,9 @@ def snapshot(design: Design) -> Snapshot:
     for run in design.seed_runs(rates):
         if run not in results:
             results[run] = read_run(design, run)
-    return Snapshot(results, rates, tuple(untunable))
+    seeds = set(design.file.seeds) - set(design.file.tuning_seeds)
+    unknown = len(design.pairs) - len(rates) - len(untunable)
+    return Snapshot(results, rates, tuple(untunable), unknown * len(seeds))
 
 
 def best_rate(results: Sequence[RunResult]) -> float | None:

@@ -37,7 +37,9 @@ from megatron_tlm.study.runs import (
     write_failure,
 )
 
-POLL_SECONDS, RESCAN_SECONDS = 0.5, 10.0
+POLL_SECONDS, RESCAN_SECONDS = 0.2, 10.0
+# Ends from outside, after which a run goes on; one that ends so without a step more than before would for ever.
+STOPPED = (0, -signal.SIGTERM, -signal.SIGKILL)
 _PR_SET_PDEATHSIG = 1
 
 Command = Callable[[Path, int], Sequence[str]]
@@ -155,7 +157,7 @@ class Runner:
         result = read_run(self.design, started.run)
         if result.state is State.FINISHED:
             self.say(f"{started.run.path}: finished, validation loss {result.loss:.4f}")
-        elif code in (0, -signal.SIGTERM, -signal.SIGKILL) and (self._stopped or result.step > started.former_step):
+        elif self._stopped or (code in STOPPED and result.step > started.former_step):
             self.say(f"{started.run.path}: interrupted after step {result.step} of {result.train_steps}")
         else:
             write_failure(self.design.run_folder(started.run), code)

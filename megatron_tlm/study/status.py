@@ -35,7 +35,19 @@ def status_lines(now: Snapshot) -> Iterator[str]:
     for run, result in now.results.items():
         yield f"{run.path:{width}}  {result.state.value:11}  {_progress(result)}".rstrip()
     counts = Counter(result.state for result in now.results.values())
-    yield ", ".join(f"{counts[state]} {state.value}" for state in State if counts[state])
+    told = [f"{counts[state]} {state.value}" for state in State if counts[state]]
+    yield ", ".join(told + ([f"{now.to_come} to come"] if now.to_come else []))
+    seen = [result for result in now.results.values() if result.step]
+    steps = _steps_left(now)
+    if seen and steps:
+        seconds = steps * sum(result.seconds for result in seen) / sum(len(result.train) for result in seen)
+        yield f"about {seconds / 60:.0f} min of steps left, one run at a time"
+
+
+def _steps_left(now: Snapshot) -> int:
+    open_states = (State.WAITING, State.INTERRUPTED, State.RUNNING)
+    left = sum(result.train_steps - result.step for result in now.results.values() if result.state in open_states)
+    return left + now.to_come * max(result.train_steps for result in now.results.values())
 
 
 def _progress(result: RunResult) -> str:

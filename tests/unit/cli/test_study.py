@@ -1,0 +1,64 @@
+"""`megatron-tlm study`: checked before anything is started."""
+
+from pathlib import Path
+
+import pytest
+
+from megatron_tlm.cli import study
+from megatron_tlm.errors import ConfigError
+from tests.unit.study.studies import ARMS, design, write
+
+
+def test_a_dry_run_prints_budgets_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert study.main(["run", str(write(tmp_path)), "--output", str(tmp_path / "out"), "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    assert "35,040 parameters" in told
+    assert "4 runs to tune (2 rates, 1 seeds), then 2 more" in told
+    assert not (tmp_path / "out").exists()
+
+
+def test_status_of_a_study_that_has_not_begun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert study.main(["status", str(write(tmp_path)), "--output", str(tmp_path / "out")]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].split() == ["uniform/lr-0.002/seed-1", "waiting"]
+    assert told[-1] == "4 waiting, 2 to come"
+
+
+def test_unequal_arms_are_refused_before_the_first_step(tmp_path: Path) -> None:
+    path = write(tmp_path, arms={**ARMS, "wide": {"model": {"ffn_hidden_size": 96}}})
+    with pytest.raises(ConfigError, match=r"arms are compared at one budget"):
+        study.main(["run", str(path), "--output", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["statsu"], r"study statsu is no action; did you mean status\?"),
+        (["run", "FILE", "--parallel", "0"], r"--parallel = 0 is below 1; give 1 or more"),
+        (["run", "FILE", "--threads-per-run", "x"], r"--threads-per-run = 'x' is not an integer"),
+    ],
+)
+def test_mistakes(tmp_path: Path, words: list[str], complaint: str) -> None:
+    file = str(write(tmp_path))
+    given = [file if word == "FILE" else word for word in words]
+    with pytest.raises(ConfigError, match=complaint):
+        study.main([*given, "--output", str(tmp_path / "out")])
+
+
+def test_devices_are_not_promised_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "cuda_devices", lambda: ("0", "1", "2", "3"))
+    arguments = ["run", str(write(tmp_path, ranks=2)), "--output", str(tmp_path / "out"), "--parallel", "3"]
+    with pytest.raises(ConfigError, match=r"--parallel = 3 runs of 2 ranks need 6 devices and there are 4; give"):
+        study.main(arguments)
+    with pytest.raises(ConfigError, match=r"study.ranks = 8 exceeds the 4 devices of this machine; lower it"):
+        study.main(["run", str(write(tmp_path, ranks=8)), "--output", str(tmp_path / "two")])
+
+
+def test_a_report_goes_where_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = design(tmp_path)
+    folder = tmp_path / "there"
+    arguments = ["report", str(write(tmp_path)), "--output", str(own.folder), "--report-dir", str(folder)]
+    assert study.main(arguments) == 0
+    assert capsys.readouterr().out.split() == [str(folder / n) for n in ("report.html", "report.md", "results.json")]
+    assert "Not complete: 4 waiting" in (folder / "report.md").read_text()

@@ -1,0 +1,46 @@
+"""A study's folder knows its study: what grows is welcome, what changes is refused by name."""
+
+from pathlib import Path
+
+import pytest
+
+from megatron_tlm.errors import ConfigError
+from megatron_tlm.study.record import open_study
+from tests.unit.study.studies import ARMS, design
+
+EARLY = {"early": {"taper": {"taper_schedule": "wider-early"}}}
+
+
+def test_the_same_study_is_opened_as_often_as_one_likes(tmp_path: Path) -> None:
+    assert open_study(design(tmp_path)) == []
+    assert open_study(design(tmp_path)) == []
+
+
+def test_seeds_rates_and_arms_may_be_added(tmp_path: Path) -> None:
+    open_study(design(tmp_path))
+    grown = {"seeds": [1, 2, 5], "learning_rates": [0.001, 0.002, 0.004], "arms": {**ARMS, **EARLY}}
+    assert open_study(design(tmp_path, **grown)) == ["learning_rates 0.001", "seeds 5", "arm early"]
+    assert open_study(design(tmp_path, **grown)) == []
+    with pytest.raises(
+        ConfigError, match=r"has changed since it began \(.*seeds no longer has 5; there is no arm early"
+    ):
+        open_study(design(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"base": {"training": {"train_iters": 7, "eval_iters": 1}}}, r"uniform: training.train_iters 6 is now 7"),
+        (
+            {"arms": {**ARMS, "cosine": {"taper": {"taper_start": 1.25, "taper_end": 0.75}}}},
+            r"cosine: taper.taper_start",
+        ),
+        ({"reference": "cosine"}, r"\(reference uniform is now cosine\)"),
+        ({"ranks": 2}, r"ranks 1 is now 2"),
+        ({"base": {"optimizer": {"lr": 1e-3, "min_lr": 2e-4}}}, r"optimizer.min_lr 0.1 of lr is now 0.2 of lr"),
+    ],
+)
+def test_what_changed_is_refused_by_name(tmp_path: Path, change: dict[str, object], told: str) -> None:
+    open_study(design(tmp_path))
+    with pytest.raises(ConfigError, match=told):
+        open_study(design(tmp_path, **change))
