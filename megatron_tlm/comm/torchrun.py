@@ -4,14 +4,22 @@ import ctypes
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 LAUNCHED = "TORCHELASTIC_RUN_ID"
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 _PR_SET_PDEATHSIG = 1
+# $1 the rank, $2 its launcher, $3 seconds
+_WATCH = """\
+n=0
+while [ -e "/proc/$1" ] && [ "$n" -lt "$3" ]; do sleep 1; n=$((n + 1)); done
+grep -qs '^State:.Z' "/proc/$1/status" && kill -KILL "$2"
+"""
 
 
 def leave_word(line: str) -> None:
@@ -49,6 +57,26 @@ def stop_with_launcher() -> None:
     """
     if LAUNCHED in os.environ and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def end_stuck_launcher(seconds: int = 30) -> None:
+    """To be called by a rank that ends because its node is cut off: kills its torchrun if that is cut off as well.
+
+    Such a torchrun waits, deaf to SIGTERM, for an answer of its rendezvous until the kernel gives the connection up, a
+    quarter of an hour. A living one collects a rank that has ended within seconds; this one leaves it a zombie, which
+    is what a small shell waits to see. Linux only, and only where torchrun started this process.
+    """
+    if LAUNCHED not in os.environ or sys.platform != "linux":
+        return
+    words = [str(os.getpid()), str(os.getppid()), str(seconds)]
+    with suppress(OSError):
+        subprocess.Popen(
+            ["sh", "-c", _WATCH, "watch", *words],
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
 
 
 def restart_count() -> int:

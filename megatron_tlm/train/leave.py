@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import torch
 
-from megatron_tlm.comm.torchrun import claim_first_word, leave_word
+from megatron_tlm.comm.torchrun import claim_first_word, end_stuck_launcher, leave_word
 from megatron_tlm.errors import TlmError
 from megatron_tlm.train.agree import AgreedError, sentence
 from megatron_tlm.train.whereabouts import Whereabouts
@@ -27,6 +27,8 @@ def leave(error: BaseException, place: Whereabouts) -> NoReturn:
     if not _is(LOST_PEERS, error):
         # torchrun shows the first word alone, and counts in seconds: it shall be that of the rank at fault.
         leave_word(line)
+    if _is(SILENT_PEERS, error):
+        end_stuck_launcher()
     # The console may be a file, on the disk that is full.
     with suppress(OSError):
         if _speaks(error, place):

@@ -70,3 +70,24 @@ def test_torchrun_counts_its_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert restart_count() == 0
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
     assert restart_count() == 2
+
+
+LAUNCHER = """\
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+rank = subprocess.Popen([sys.executable, "-c", "from megatron_tlm.comm.torchrun import end_stuck_launcher as end; end(1)"])
+if sys.argv[1] == "alive":
+    rank.wait()
+time.sleep(6)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="zombies are looked for in /proc")
+@pytest.mark.parametrize(("launcher", "code"), [("stuck", -signal.SIGKILL), ("alive", 0)])
+def test_a_launcher_that_does_not_see_its_rank_end_is_ended(
+    launcher: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
+    paths = f"{Path(__file__).resolve().parents[3]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    monkeypatch.setenv("PYTHONPATH", paths)
+    assert subprocess.run([sys.executable, "-c", LAUNCHER, launcher], timeout=60, check=False).returncode == code
