@@ -163,6 +163,7 @@ _REFUSED = {
     """,
     "the batch size is fixed; give --global-batch-size": "--rampup-batch-size --step-batch-size-schedule",
     "a run trains; evaluate with `megatron-tlm evaluate --load DIR --data-path PREFIX`": "--skip-train",
+    "each set has a name; give --eval-data NAME=PREFIX NAME=PREFIX ...": "--multiple-validation-sets",
     "a blend stands on the command line or in the YAML; give --data-path": "--data-args-path",
     "tokenizers are one file; give --tokenizer-model with a sentencepiece .model or a tokenizer.json": """
         --vocab-file --merge-file

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from megatron_tlm.config.architecture import ArchitectureConfig, shown
 from megatron_tlm.config.field import above_zero, at_least, at_most, below_one, option, required
 from megatron_tlm.config.logs import LoggingConfig as LoggingConfig
+from megatron_tlm.config.named import named_sets
 from megatron_tlm.config.parallel import ParallelConfig as ParallelConfig
 from megatron_tlm.config.parallel import Recompute as Recompute
 from megatron_tlm.config.resilience import ResilienceConfig
@@ -131,6 +132,7 @@ class TrainingConfig:
     train_samples: int | None = option(None, "length of the run in samples instead of steps")
     eval_interval: int = option(1000, "steps between evaluations")
     eval_iters: int = option(10, "global batches per evaluation; 0 switches it off")
+    full_validation: bool = option(False, "evaluate on all the full batches that a set has, in place of eval_iters")
     exit_interval: int | None = option(None, "save and stop at every multiple of this step")
     bf16: bool = option(False, "bfloat16 weights with float32 masters and float32 gradient accumulation")
     seed: int = option(1234, "of initial weights, sample order and dropout")
@@ -212,6 +214,9 @@ class DataConfig:
     train_data_path: tuple[str, ...] = option((), "as data_path, for training alone", metavar="PREFIX")
     valid_data_path: tuple[str, ...] = option((), "as data_path, for validation alone", metavar="PREFIX")
     test_data_path: tuple[str, ...] = option((), "as data_path, for test alone", metavar="PREFIX")
+    eval_data: tuple[str, ...] = option(
+        (), "further corpora to validate on, each whole and by itself, logged by name", metavar="NAME=PREFIX"
+    )
     data_cache_path: str | None = option(
         None,
         "folder for sample orders, shared by processes and runs (default: none, each builds its own)",
@@ -223,6 +228,9 @@ class DataConfig:
     eod_mask_loss: bool = option(False, "leave out the loss of the token after an end-of-document id")
     tokenizer_type: TokenizerType | None = option(None, "kind of the tokenizer's file (default: by its name)")
     tokenizer_model: str | None = option(None, "the tokenizer's file", metavar="FILE")
+
+    def __post_init__(self) -> None:
+        named_sets(self.eval_data, "data.eval_data")
 
 
 @dataclass(frozen=True)

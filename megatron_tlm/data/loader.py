@@ -1,13 +1,14 @@
 """From what the user asked for to micro-batches: which corpora, which split, and each data rank's share of a step."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron_tlm.config.named import named_sets
 from megatron_tlm.config.schema import DataConfig
 from megatron_tlm.data.blend import Blend, BlendedDataset, BlendState, parse_blend
 from megatron_tlm.data.fingerprint import PLANNED, Fingerprint, Scalar, build_fingerprint
@@ -30,6 +31,7 @@ class Datasets:
     test: SampleDataset | None
     fingerprint: Fingerprint  # of the training samples
     notes: tuple[str, ...]
+    named: Mapping[str, SampleDataset] = field(default_factory=dict)  # validation sets beside `valid`
 
 
 def build_datasets(
@@ -43,14 +45,15 @@ def build_datasets(
 ) -> Datasets:
     """Open the corpora and lay out at least `num_samples` samples of train, valid and test.
 
-    0 means the split is not wanted, None one epoch of it. `before` is what a checkpoint kept of its data: the order
-    made for that run's length is kept, and a blend goes on where it was. An empty valid or test split is told and left
-    out. Raises DataError for a missing corpus, an empty train split, a sequence longer than the split, ids beyond
-    `vocab_size`.
+    0 means the split is not wanted, None one epoch of it; named validation sets get as many as `valid`. `before` is
+    what a checkpoint kept of its data: the order made for that run's length is kept, and a blend goes on where it was.
+    An empty valid or test split is told and left out. Raises DataError for a missing corpus, an empty train split, a
+    sequence longer than the split, ids beyond `vocab_size`.
     """
     builder = _Builder(data, seq_length, seed, vocab_size, before or {})
     train, valid, test = (builder.split(which, wanted) for which, wanted in enumerate(num_samples))
-    return Datasets(train, valid, test, builder.fingerprint(num_samples[0] or 0), tuple(builder.notes))
+    fingerprint = builder.fingerprint(num_samples[0] or 0)
+    return Datasets(train, valid, test, fingerprint, tuple(builder.notes), builder.named(num_samples[1]))
 
 
 def check_corpora(data: DataConfig, vocab_size: int, *, valid: bool) -> None:
@@ -60,11 +63,11 @@ def check_corpora(data: DataConfig, vocab_size: int, *, valid: bool) -> None:
 
 
 def corpora(data: DataConfig, *, valid: bool) -> tuple[str, ...]:
-    """The prefixes of all pairs that train, and `valid`, read; none for made-up data."""
-    if data.mock_data:
-        return ()
-    paths = _split_paths(data) or (data.data_path,)
-    return tuple(sorted({prefix for words in paths[: 1 + valid] if words for prefix in parse_blend(words).prefixes}))
+    """The prefixes of all pairs that train, and `valid`, read; made-up data stands for all but named sets."""
+    paths = () if data.mock_data else _split_paths(data) or (data.data_path,)
+    found = {prefix for words in paths[: 1 + valid] if words for prefix in parse_blend(words).prefixes}
+    named = named_sets(data.eval_data, "data.eval_data").values() if valid else ()
+    return tuple(sorted(found.union(named)))
 
 
 def data_facts(datasets: Datasets, consumed_samples: int) -> dict[str, Scalar]:
@@ -127,14 +130,26 @@ class _Builder:
             self._trained = (blend, pieces)
         return self._build(blend, pieces, wanted, tell=which == 0)
 
+    def named(self, wanted: int | None) -> dict[str, SampleDataset]:
+        """The whole of each, in an order that depends on nothing but itself, the seed and the number wanted."""
+        if wanted == 0:
+            return {}
+        pairs = {
+            name: self._open(prefix) for name, prefix in named_sets(self._data.eval_data, "data.eval_data").items()
+        }
+        return {name: self._corpus(_Piece(pair, range(len(pair)), 1.0), wanted) for name, pair in pairs.items()}
+
+    def _open(self, prefix: str) -> IndexedDataset:
+        if prefix not in self._opened:
+            self._opened[prefix] = IndexedDataset(prefix)
+            check_vocabulary(self._opened[prefix], self._vocab_size)
+        return self._opened[prefix]
+
     def _pieces(self, blend: Blend, which: int) -> list[_Piece]:
         """What each corpus has for a split; one that has nothing is told and left out, for training refused."""
         pieces = []
         for prefix, weight in zip(blend.prefixes, blend.weights or (1.0,), strict=True):
-            if prefix not in self._opened:
-                self._opened[prefix] = IndexedDataset(prefix)
-                check_vocabulary(self._opened[prefix], self._vocab_size)
-            indexed = self._opened[prefix]
+            indexed = self._open(prefix)
             if self._paths is not None:
                 pieces.append(_Piece(indexed, range(len(indexed)), weight))
                 continue

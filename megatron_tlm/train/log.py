@@ -1,8 +1,9 @@
 """What a run tells while it goes: console lines, metrics.jsonl, events.jsonl, TensorBoard. One rank writes.
 
 metrics.jsonl holds one object per step (step, loss, grad_norm, lr, tokens, seconds, tokens_per_second, ...) and one
-per evaluation (step, valid_loss, valid_ppl). A run that goes back to an older step takes back the lines after it; one
-that starts anew leaves a former run's files under another name. `train.events` says what events.jsonl holds.
+per evaluation (step, valid_loss, valid_ppl; of a set with a name, valid_loss/NAME and valid_ppl/NAME). A run that goes
+back to an older step takes back the lines after it; one that starts anew leaves a former run's files under another
+name. `train.events` says what events.jsonl holds.
 """
 
 from contextlib import ExitStack, suppress
@@ -39,7 +40,8 @@ class RunLog(Protocol):
 
     def step(self, report: StepReport) -> None: ...
 
-    def evaluation(self, step: int, samples: int, loss: float) -> None: ...
+    def evaluation(self, step: int, samples: int, loss: float, name: str = "") -> None:
+        """Of the validation set, or of a further one that has a name."""
 
     def event(self, kind: EventKind, step: int, **facts: Any) -> None:
         """What happened beside the steps; see `train.events` for kinds and facts, which are what JSON holds."""
@@ -59,7 +61,7 @@ class SilentLog:
     def step(self, report: StepReport) -> None:
         return
 
-    def evaluation(self, step: int, samples: int, loss: float) -> None:
+    def evaluation(self, step: int, samples: int, loss: float, name: str = "") -> None:
         return
 
     def event(self, kind: EventKind, step: int, **facts: Any) -> None:
@@ -147,10 +149,11 @@ class WritingLog:
             for line in self._interval.lines(report):
                 self.say(line)
 
-    def evaluation(self, step: int, samples: int, loss: float) -> None:
-        self.say(f"validation at step {step} | loss {loss:.4f} | ppl {perplexity(loss):.2f}")
-        self._add({"step": step, "samples": samples, "valid_loss": loss, "valid_ppl": perplexity(loss)})
-        scalars = {"lm loss validation": loss, "lm loss validation ppl": perplexity(loss)}
+    def evaluation(self, step: int, samples: int, loss: float, name: str = "") -> None:
+        tail, ppl = f"/{name}" if name else "", perplexity(loss)
+        self.say(f"validation{name and ' ' + name} at step {step} | loss {loss:.4f} | ppl {ppl:.2f}")
+        self._add({"step": step, "samples": samples, f"valid_loss{tail}": loss, f"valid_ppl{tail}": ppl})
+        scalars = {f"lm loss validation{tail}": loss, f"lm loss validation{tail} ppl": ppl}
         self._write_scalars(step, samples, scalars)
 
     def event(self, kind: EventKind, step: int, **facts: Any) -> None:

@@ -128,12 +128,16 @@ def _tokens_by_source(run: Run, progress: Progress) -> dict[str, int]:
 
 def _evaluate(run: Run, progress: Progress) -> None:
     """The same validation samples every time, so that losses can be compared and a resume changes nothing."""
-    iterations = run.config.training.eval_iters
-    if run.valid is None or iterations == 0:
+    training = run.config.training
+    if training.eval_iters == 0:
         return
-    run.place.at(f"evaluation at step {progress.step}", "evaluating")
-    loss = run.engine.evaluate(data_stream(run, run.valid, 0), iterations * run.plan.micro_batches)
-    run.log.evaluation(progress.step, progress.consumed_samples, loss)
+    for name, dataset in {"": run.valid, **run.named}.items():
+        if dataset is None:
+            continue
+        run.place.at(f"evaluation at step {progress.step}", "evaluating")
+        iterations = len(dataset) // run.samples_per_step if training.full_validation else training.eval_iters
+        loss = run.engine.evaluate(data_stream(run, dataset, 0), iterations * run.plan.micro_batches)
+        run.log.evaluation(progress.step, progress.consumed_samples, loss, name)
 
 
 def _say_goodbye(run: Run, progress: Progress, wish: str | None, *, trained: bool = True) -> None:

@@ -39,6 +39,7 @@ class Run:
     valid: SampleDataset | None
     log: RunLog
     saver: Saver | None
+    named: Mapping[str, SampleDataset] = field(default_factory=dict)  # validation sets beside `valid`
     data_facts: Callable[[int], Mapping[str, Scalar]] = lambda consumed_samples: {}
     watchers: Sequence[Watcher] = ()
     judge: StepJudge = field(default_factory=lambda: StepJudge(ResilienceConfig()))

@@ -17,6 +17,7 @@ from megatron_tlm.comm.torchrun import stop_with_launcher
 from megatron_tlm.config.launch import read_launch
 from megatron_tlm.config.schema import Config
 from megatron_tlm.data.loader import Datasets, build_datasets, data_facts
+from megatron_tlm.errors import DataError
 from megatron_tlm.train.agree import agree, agree_before
 from megatron_tlm.train.bad_steps import StepJudge
 from megatron_tlm.train.build import build_engine, choose_backend
@@ -120,6 +121,7 @@ def _run(config: Config, prepared: Prepared, data: Datasets, place: Whereabouts,
         train_steps=prepared.train_steps,
         train=data.train,
         valid=data.valid,
+        named=data.named,
         log=log,
         saver=_saver(config, prepared, mesh, engine, progress, log, place),
         data_facts=lambda consumed_samples: data_facts(data, consumed_samples),
@@ -178,17 +180,19 @@ def _saver(
 
 
 def _datasets(config: Config, prepared: Prepared) -> Datasets:
-    """Training samples for the whole run, and as many validation samples as one evaluation takes.
+    """Training samples for the whole run, and as many of each validation set as one evaluation takes.
 
     DataError where a resumed run would read other samples than it did before, unless that is allowed.
     """
     plan = prepared.plan
     batch = plan.micro_batches * config.training.micro_batch_size * plan.grid.data
+    training = config.training
+    valid = None if training.full_validation and training.eval_iters else training.eval_iters * batch
 
     def build(before: Mapping[str, Scalar]) -> Datasets:
         return build_datasets(
             config.data,
-            num_samples=(prepared.train_steps * batch, config.training.eval_iters * batch, 0),
+            num_samples=(prepared.train_steps * batch, valid, 0),
             seq_length=plan.seq_length,
             seed=config.training.seed,
             vocab_size=plan.shape.vocab_size,
@@ -196,9 +200,20 @@ def _datasets(config: Config, prepared: Prepared) -> Datasets:
         )
 
     built = build(prepared.before)
+    if valid is None:
+        _check_full_batches(built, batch)
     if not config.checkpoint.allow_data_change:
         built.fingerprint.check(prepared.before, str(prepared.source))
     elif changes := built.fingerprint.changes(prepared.before):
         built = build({})
         built = replace(built, notes=(*built.notes, f"data changed, as allowed: {'; '.join(changes)}"))
     return built
+
+
+def _check_full_batches(data: Datasets, batch: int) -> None:
+    for name, dataset in {"validation": data.valid, **data.named}.items():
+        if dataset is not None and len(dataset) < batch:
+            raise DataError(
+                f"training.full_validation = True takes full batches of {batch} samples, and the {name} set has "
+                f"{len(dataset)}; give more data, a smaller --global-batch-size, or leave it out"
+            )

@@ -1,5 +1,6 @@
 """From configuration to micro-batches: the right split for each use, each sample once, the same after a resume."""
 
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from megatron_tlm.data.loader import (
     BLEND_STATE,
     Datasets,
     build_datasets,
+    check_corpora,
+    corpora,
     data_facts,
     micro_batches,
     samples_by_source,
@@ -165,6 +168,35 @@ def test_one_epoch_of_a_blend_is_refused(tmp_path: Path) -> None:
     words = ("3", write(tmp_path / "a", 10), "1", write(tmp_path / "b", 10))
     with pytest.raises(DataError, match="one epoch, has no meaning for 2 blended corpora"):
         build(DataConfig(data_path=words), (None, 0, 0))
+
+
+def test_sets_with_a_name_are_whole_and_as_long_as_validation(tmp_path: Path) -> None:
+    data = DataConfig(
+        data_path=(write(tmp_path / "a", 20),),
+        split="80,20,0",
+        eval_data=(f"b={write(tmp_path / 'b', 9, 100)}", f"again={tmp_path / 'a'}"),
+    )
+    built = build_all(data, (30, 5, 0))
+    assert list(built.named) == ["b", "again"]
+    assert ids_of(built.named["b"]) <= set(range(100, 109))
+    assert all(len(dataset) >= 5 for dataset in built.named.values())
+    whole = build_all(data, (30, None, 0)).named
+    assert [ids_of(dataset) for dataset in whole.values()] == [set(range(100, 109)), set(range(20))]
+    assert build_all(data, (30, 0, 0)).named == {}
+    # What trains and what is validated on stay what they are without them.
+    plain = build_all(replace(data, eval_data=()), (30, 5, 0))
+    assert plain.fingerprint == built.fingerprint
+    assert plain.valid is not None
+    assert built.valid is not None
+    assert np.array_equal(plain.valid[3], built.valid[3])
+
+
+def test_a_missing_set_with_a_name_is_told_before_anything_is_built(tmp_path: Path) -> None:
+    data = DataConfig(mock_data=True, eval_data=("b=nowhere",))
+    with pytest.raises(DataError, match=r"nowhere.idx does not exist"):
+        check_corpora(data, 1000, valid=True)
+    check_corpora(data, 1000, valid=False)
+    assert corpora(replace(data, eval_data=("b=y", "c=x")), valid=True) == ("x", "y")
 
 
 def test_mock_data_needs_no_corpus() -> None:

@@ -61,6 +61,7 @@ class Notes:
     said: list[str] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     evaluations: list[tuple[int, float]] = field(default_factory=list)
+    named: list[str] = field(default_factory=list)
     events: list[tuple[str, int, dict[str, Any]]] = field(default_factory=list)
 
     def say(self, text: str) -> None:
@@ -69,8 +70,9 @@ class Notes:
     def step(self, report: StepReport) -> None:
         self.steps.append(report.step)
 
-    def evaluation(self, step: int, samples: int, loss: float) -> None:
+    def evaluation(self, step: int, samples: int, loss: float, name: str = "") -> None:
         self.evaluations.append((step, loss))
+        self.named.append(name)
 
     def event(self, kind: EventKind, step: int, **facts: Any) -> None:
         self.events.append((kind, step, facts))

@@ -152,6 +152,25 @@ def test_a_run_from_scratch_begins_a_new_history(tmp_path: Path) -> None:
     assert (tmp_path / "events.1.jsonl").exists()
 
 
+def test_a_set_with_a_name_has_lines_and_curves_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, curves = WritingLog(LoggingConfig(log_dir=str(tmp_path)), SCALE, 0, ""), []
+    monkeypatch.setattr(log, "_write_scalars", lambda *told: curves.append(told))
+    log.evaluation(2, 8, 1.0, "books")
+    log.close()
+    assert capsys.readouterr().out.splitlines()[0] == "validation books at step 2 | loss 1.0000 | ppl 2.72"
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line) == {
+        "step": 2,
+        "samples": 8,
+        "valid_loss/books": 1.0,
+        "valid_ppl/books": pytest.approx(2.718281828),
+    }
+    ((step, samples, scalars),) = curves
+    assert (step, samples, list(scalars)) == (2, 8, ["lm loss validation/books", "lm loss validation/books ppl"])
+
+
 def test_without_folders_only_the_console_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     log = WritingLog(LoggingConfig(), SCALE, 0, "")

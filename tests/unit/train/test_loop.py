@@ -11,7 +11,9 @@ from megatron_tlm.train.engine import MicroBatches, StepResult
 from megatron_tlm.train.gate import Judge, accept
 from megatron_tlm.train.loop import train_loop
 from megatron_tlm.train.saving import Progress
-from tests.unit.train.loop_parts import CONFIG, CountingEngine, Notes, SlowSaver, run_of
+from tests.unit.train.loop_parts import CONFIG, CountingEngine, FirstId, Notes, SlowSaver, run_of
+
+UNSAVED = replace(CONFIG, checkpoint=CheckpointConfig())
 
 
 def go(config: Config, start: Progress = Progress()) -> tuple[CountingEngine, Notes, list[int], Progress]:  # noqa: B008
@@ -61,6 +63,22 @@ def test_a_run_that_saves_nothing_says_so() -> None:
     _, notes, saved, _ = go(config)
     assert saved == []
     assert notes.said[-1].startswith("stopped by exit interval 5 after step 5 of 6, not saved: no --save DIR was given")
+
+
+def test_sets_with_a_name_are_evaluated_beside_the_other_one_and_by_themselves() -> None:
+    engine, notes = CountingEngine(), Notes()
+    further = {"b": FirstId(6, 8, 32, 0), "a": FirstId(4, 8, 32, 0)}
+    train_loop(replace(run_of(UNSAVED, engine, notes, None), named=further), Progress())
+    assert notes.named == ["", "b", "a"] * 2
+    assert engine.evaluated == [[0, 1]] * 6
+    assert [step for step, _ in notes.evaluations] == [4, 4, 4, 6, 6, 6]
+
+
+def test_full_validation_takes_every_full_batch_of_each_set() -> None:
+    engine, config = CountingEngine(), replace(UNSAVED, training=replace(CONFIG.training, full_validation=True))
+    run = replace(run_of(config, engine, Notes(), None), named={"b": FirstId(7, 8, 32, 0)})
+    train_loop(run, Progress())
+    assert engine.evaluated == [[0, 1], [0, 1, 2, 3, 4, 5]] * 2
 
 
 def test_evaluation_can_be_switched_off() -> None:
