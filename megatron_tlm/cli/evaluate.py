@@ -48,6 +48,7 @@ def build_parser() -> Parser:
     parser = Parser(prog=program("evaluate"), description=__doc__, epilog=EXAMPLES)
     parser.add_argument("--load", required=True, metavar="DIR", help="folder a run was saved in")
     parser.add_argument("--ckpt-step", metavar="N", help="step to load (default: the newest complete one)")
+    parser.add_argument("--no-check-hashes", action="store_true", help="load without reading every file's hash first")
     pairs = parser.add_argument_group("pairs")
     pairs.add_argument("--data-path", nargs="+", metavar="PREFIX", help="prefixes of .bin/.idx pairs")
     pairs.add_argument("--split", metavar="A,B,C", help="measure B's share alone (default: the whole corpus)")
@@ -99,6 +100,7 @@ def _evaluate(args: Namespace, parallel: ParallelConfig, launch: Launch) -> int:
     wishes = Wishes(
         load=args.load,
         step=number(args, "ckpt_step", 0),
+        hashes=not args.no_check_hashes,
         context=number(args, "seq_length", 1),
         stride=number(args, "stride", 1),
         batch=number(args, "micro_batch_size", 1) or 1,

@@ -24,6 +24,7 @@ def build_parser() -> Parser:
     parser = Parser(prog=program("generate"), description=__doc__, epilog=EXAMPLES)
     parser.add_argument("--load", required=True, metavar="DIR", help="folder a run was saved in")
     parser.add_argument("--ckpt-step", metavar="N", help="step to load (default: the newest complete one)")
+    parser.add_argument("--no-check-hashes", action="store_true", help="load without reading every file's hash first")
     parser.add_argument("--prompt", required=True, metavar="TEXT", help="text to continue; - reads standard input")
     parser.add_argument("--max-new-tokens", default="64", metavar="N", help="tokens at most (default: 64)")
     heat = parser.add_mutually_exclusive_group()
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
 
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
-    restored = load_model(args.load, step, tell=_tell)
+    restored = load_model(args.load, step, tell=_tell, hashes=not args.no_check_hashes)
     tokenizer = restored.tokenizer
     if tokenizer is None:
         raise ConfigError(f"--load = {restored.path} was trained without a tokenizer; use a run that had one")

@@ -49,6 +49,7 @@ class Wishes:
 
     load: str
     step: int | None
+    hashes: bool
     context: int | None
     stride: int | None
     batch: int
@@ -61,7 +62,9 @@ class Measuring:
     def __init__(self, wishes: Wishes, parallel: ParallelConfig, launch: Launch) -> None:
         self._launch, self._batch = launch, wishes.batch
         dtype = None if wishes.dtype is None else getattr(torch, wishes.dtype)
-        self._restored = load_model(wishes.load, wishes.step, dtype, tell=say, parallel=parallel, launch=launch)
+        self._restored = load_model(
+            wishes.load, wishes.step, dtype, tell=say, hashes=wishes.hashes, parallel=parallel, launch=launch
+        )
         self._windows = self._together(lambda: self._choose_windows(wishes))
         self._records: list[Record] = []
         self._tables: list[str] = []

@@ -53,6 +53,7 @@ def load_model(
     device: torch.device | None = None,
     *,
     tell: Callable[[str], None] = lambda sentence: None,
+    hashes: bool = True,
     parallel: ParallelConfig | None = None,
     launch: Launch = ALONE,
 ) -> Restored:
@@ -60,6 +61,7 @@ def load_model(
 
     Device: by default this process's GPU where there is one. Dtype: by default what it was trained in on a GPU,
     float32 on a CPU. `tell` hears which checkpoints were passed over, and why. CheckpointError: nothing to load.
+    Every byte is read for `hashes` first; without, the files' lengths are looked at.
     With a `launch` of several ranks, whose process group stands, it is laid out by `parallel`; collective, and a fault
     of one rank is every rank's.
     """
@@ -68,8 +70,8 @@ def load_model(
     def together(action: Callable[[], T]) -> T:
         return agree(action) if launch.world_size > 1 else action()
 
-    # Every byte is read for its hash: by one rank, the others believe it.
-    path = together(lambda: None if launch.rank else find(Path(load_dir), step, tell=tell))
+    # One rank reads every byte, the others believe it.
+    path = together(lambda: None if launch.rank else find(Path(load_dir), step, tell=tell, hashes=hashes))
     path = broadcast_object(path) if launch.world_size > 1 else path
     assert path is not None
     reader = together(lambda: Reader(path))

@@ -47,6 +47,14 @@ def save_tiny(root: Path, config: Config) -> dict[str, torch.Tensor]:
     return weights
 
 
+def damage(root: Path) -> None:
+    """Another last byte in one part: lengths say nothing of it, hashes do."""
+    part = root / "step-00000010" / "part-00001.safetensors"
+    content = bytearray(part.read_bytes())
+    content[-1] ^= 1
+    part.write_bytes(content)
+
+
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("run")

@@ -14,6 +14,7 @@ from megatron_tlm import __version__
 from megatron_tlm.cli.main import main
 from megatron_tlm.data.indexed_dataset import IndexedDataset
 from megatron_tlm.evaluation.restore import load_model
+from tests.unit.cli.conftest import damage, save_tiny, tiny_config
 
 
 def by_hand(checkpoint: Path, tokens: np.ndarray, length: int, stride: int | None = None) -> float:
@@ -204,3 +205,12 @@ def test_windows_longer_than_the_model_are_refused(
     assert (
         "--seq-length = 33 exceeds the model's max_position_embeddings = 32; give a shorter" in capsys.readouterr().err
     )
+
+
+def test_hashes_are_checked_unless_not_wanted(tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_tiny(tmp_path, tiny_config(tokenizer_type="ByteTokenizer"))
+    damage(tmp_path)
+    words = ["--load", str(tmp_path), "--data-path", str(corpus)]
+    assert main(["evaluate", *words]) == 2
+    assert "the file was damaged since" in capsys.readouterr().err
+    assert len(measure([*words, "--no-check-hashes"], capsys)) == 1

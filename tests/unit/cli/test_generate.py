@@ -8,7 +8,7 @@ import pytest
 from megatron_tlm.cli.generate import decoded
 from megatron_tlm.cli.main import main
 from megatron_tlm.data.tokenizers import ByteTokenizer
-from tests.unit.cli.conftest import save_tiny, tiny_config
+from tests.unit.cli.conftest import damage, save_tiny, tiny_config
 
 
 def generate(checkpoint: Path, *words: str) -> list[str]:
@@ -82,3 +82,11 @@ def test_a_run_without_tokenizer_cannot_write(tmp_path: Path, capsys: pytest.Cap
     save_tiny(tmp_path, tiny_config(mock_data=True))
     assert main(generate(tmp_path, "--prompt", "x")) == 2
     assert "was trained without a tokenizer; use a run that had one" in capsys.readouterr().err
+
+
+def test_hashes_are_checked_unless_not_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_tiny(tmp_path, tiny_config(tokenizer_type="ByteTokenizer"))
+    damage(tmp_path)
+    assert main(generate(tmp_path, "--prompt", "wide")) == 2
+    assert "the file was damaged since" in capsys.readouterr().err
+    assert main(generate(tmp_path, "--prompt", "wide", "--no-check-hashes")) == 0
