@@ -1,7 +1,7 @@
 """One number for a model whoever measures it: the training loss, one process, ranks of any layout, Hugging Face."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from megatron_tlm.config.launch import Launch
-from megatron_tlm.config.schema import ParallelConfig
+from megatron_tlm.config.schema import DataConfig, ParallelConfig
+from megatron_tlm.data.gpt_dataset import GPTDataset
+from megatron_tlm.data.indexed_dataset import IndexedDataset
+from megatron_tlm.data.pair_writer import IndexedDatasetWriter
 from megatron_tlm.data.tokenizers import ByteTokenizer
 from megatron_tlm.errors import TlmError
 from megatron_tlm.evaluation.complete import Prompt, complete
@@ -19,7 +22,8 @@ from megatron_tlm.evaluation.perplexity import total
 from megatron_tlm.evaluation.restore import load_model
 from megatron_tlm.evaluation.score import Score, Scorer
 from megatron_tlm.export.hugging_face import export_hugging_face
-from tests.equivalence.launching import launch, losses_of, run_config
+from tests.equivalence.launching import launch, losses_of, metrics_of, run_config
+from tests.equivalence.training import GLOBAL_BATCH, VOCAB
 from tests.equivalence.windows import training_passages
 from tests.ranks import run_ranks
 from tests.unit.cli.conftest import save_tiny, tiny_config
@@ -100,6 +104,57 @@ def test_the_perplexity_is_e_to_the_training_loss(tmp_path: Path) -> None:
     assert result.perplexity == pytest.approx(math.exp(losses_of(config)[4]), rel=1e-6)
     other = total(Scorer(restored.model, batch=3)(training_passages(config, 6)))
     assert abs(other.loss - losses_of(config)[4]) > 1e-4
+
+
+def write_pair(prefix: Path, documents: int, seed: int) -> str:
+    """Ids of the tiny model, in documents of 5 to 40."""
+    numbers = np.random.default_rng(seed)
+    with IndexedDatasetWriter(prefix, np.dtype(np.uint16)) as writer:
+        for _ in range(documents):
+            writer.add_document(numbers.integers(0, VOCAB, numbers.integers(5, 40)))
+    return str(prefix)
+
+
+def test_a_run_measures_each_named_set_as_evaluation_does_afterwards(tmp_path: Path) -> None:
+    """Two stages; whole sets, whose number of samples no batch divides."""
+    train, valid = write_pair(tmp_path / "train", 200, 0), write_pair(tmp_path / "valid", 9, 1)
+    sets = {"books": write_pair(tmp_path / "a", 12, 2), "wiki.2": write_pair(tmp_path / "b", 13, 3)}
+    config = run_config(tmp_path / "run", pipeline_model_parallel_size=2, exit_interval=5)
+    config = replace(
+        config,
+        data=DataConfig(
+            train_data_path=(train,),
+            valid_data_path=(valid,),
+            eval_data=tuple(f"{name}={prefix}" for name, prefix in sets.items()),
+        ),
+        training=replace(config.training, full_validation=True),
+    )
+    ended = launch(config, 2)
+    assert ended.codes == [0, 0], ended.complained
+    records = [record for record in metrics_of(config) if "loss" not in record]
+    told = {key: value for record in records for key, value in record.items() if key.startswith("valid_loss")}
+    assert list(told) == ["valid_loss", "valid_loss/books", "valid_loss/wiki.2"]
+    assert config.checkpoint.save is not None
+    scorer = Scorer(load_model(config.checkpoint.save, 5).model)
+    for key, prefix in zip(told, (valid, *sets.values()), strict=True):
+        pair, length = IndexedDataset(prefix), config.model.seq_length
+        samples = GPTDataset(pair, range(len(pair)), None, length, config.training.seed)
+        whole = len(samples) // GLOBAL_BATCH * GLOBAL_BATCH
+        assert 0 < whole < len(samples), len(samples)
+        result = total(scorer([Passage(samples[sample], length) for sample in range(whole)]))
+        assert result.loss == pytest.approx(told[key], rel=1e-6)
+
+
+def test_a_set_too_small_for_a_full_batch_is_told(tmp_path: Path) -> None:
+    config = run_config(tmp_path / "run")
+    config = replace(
+        config,
+        data=replace(config.data, eval_data=(f"tiny={write_pair(tmp_path / 'a', 2, 1)}",)),
+        training=replace(config.training, full_validation=True),
+    )
+    ended = launch(config, 1)
+    assert ended.codes == [2]
+    assert "training.full_validation = True takes full batches of 4 samples, and the tiny set has " in ended.complained
 
 
 @pytest.mark.parametrize("flavour", ["tapered", "padded"])
