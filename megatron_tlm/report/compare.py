@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from megatron_tlm.report.chart import color_of
-from megatron_tlm.report.figures import figures, loss_figure
+from megatron_tlm.report.figures import figures, loss_figures
 from megatron_tlm.report.page import Html, badge, columns, element, fold, page, searchable, section, table, text
 from megatron_tlm.report.read import Logged
 from megatron_tlm.report.run import clock, history_sections, plan_sections
@@ -21,7 +21,7 @@ def compare_page(runs: Sequence[Logged], now: float) -> str:
     """The whole file; `now` is the time it is made at, in seconds since 1970."""
     blocks = [
         section("Runs", _summary(runs, now)),
-        section("Curves", loss_figure(runs), columns(*figures(runs))),
+        section("Curves", *loss_figures(runs), columns(*figures(runs))),
         *_differences(runs),
         section("Each run", *(_one(run) for run in runs)),
         element("p", f"read {clock(now)}", _class="label"),

@@ -1,7 +1,8 @@
 """Which figures of a run are drawn, how, and under what name; the same for one run and for several over each other."""
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megatron_tlm.report.chart import Mark, Series, line_chart
 from megatron_tlm.report.page import Html
@@ -9,6 +10,8 @@ from megatron_tlm.report.read import Curve, Logged
 from megatron_tlm.report.scale import smoothed
 
 GIB = 2.0**30
+LONG = 300  # steps from which on a curve is smoothed
+SPANS = 150  # that a running mean cuts a curve into
 
 
 @dataclass(frozen=True)
@@ -60,24 +63,44 @@ IMPLIED = ("ppl", "samples", "tokens", "valid_ppl", "pipeline-steps", "pipeline-
 STAGED = "stage-"
 
 
-def loss_figure(runs: Sequence[Logged], marks: Sequence[Mark] = ()) -> Html:
-    """Training loss, each step faint under its running mean, and every validation set's; a colour a run."""
-    series = []
+def loss_figures(runs: Sequence[Logged], marks: Sequence[Mark] = ()) -> Iterator[Html]:
+    """Training loss, each step faint under its running mean, and every validation set's; a colour a run.
+
+    A run of some length is shown once more without its steep beginning.
+    """
+    yield _loss_figure("Loss", runs, marks, 0.0)
+    last = max((run.last_step for run in runs), default=0)
+    if last >= LONG:
+        yield _loss_figure(f"Loss from step {last // 5:,} on", runs, marks, last / 5)
+
+
+def _loss_figure(title: str, runs: Sequence[Logged], marks: Sequence[Mark], first: float) -> Html:
+    series: list[Series] = []
     alone = len(runs) == 1
     for index, run in enumerate(runs):
         losses = run.curve("loss")
         if losses:
-            span = len(losses.ys) // 60 if len(losses.ys) >= 300 else 1
-            name = "training" if alone else run.name
-            if alone and span > 1:
-                series.append(Series("each step", losses.xs, losses.ys, index, faint=True))
-                name = f"training, mean over about {span} steps"
-            series.append(Series(name, losses.xs, smoothed(losses.ys, span), index))
+            series += _noisy("training" if alone else run.name, losses.xs, losses.ys, index, alone=alone)
         for place, (key, curve) in enumerate(sorted(run.named("valid_loss").items())):
             name = f"validation{key.removeprefix('valid_loss').replace('/', ' ')}"
             color = 1 + place if alone else index
             series.append(Series(name if alone else f"{run.name}, {name}", curve.xs, curve.ys, color, dots=True))
-    return line_chart("Loss", series, unit="nats per token", marks=marks, wide=True)
+    return line_chart(title, [_from(item, first) for item in series], unit="nats per token", marks=marks, wide=True)
+
+
+def _noisy(name: str, xs: Sequence[float], ys: Sequence[float], color: int, *, alone: bool) -> Iterator[Series]:
+    """A curve of many steps is drawn by its running mean, over the steps themselves where it is alone."""
+    if len(ys) < LONG:
+        yield Series(name, xs, ys, color)
+        return
+    if alone:
+        yield Series(name, xs, ys, color, faint=True)
+    yield Series(f"{name}, running mean" if alone else name, xs, smoothed(ys, len(ys) // SPANS), color)
+
+
+def _from(item: Series, first: float) -> Series:
+    start = bisect_left(item.xs, first)
+    return replace(item, xs=item.xs[start:], ys=item.ys[start:])
 
 
 def figures(runs: Sequence[Logged], marks: Sequence[Mark] = ()) -> Iterator[Html]:
@@ -113,10 +136,11 @@ def _series(figure: Figure, runs: Sequence[Logged]) -> Iterator[Series]:
         parts = {key: name for key, name in figure.parts.items() if run.curve(key)}
         if len(runs) > 1:  # one curve a run: the first part that it has
             parts = dict(list(parts.items())[:1])
+        alone = len(runs) == 1
         for place, (key, name) in enumerate(parts.items()):
             curve = run.curve(key)
-            color = place if len(runs) == 1 else index
-            yield Series(name if len(runs) == 1 else run.name, curve.xs, [y * figure.factor for y in curve.ys], color)
+            ys = [y * figure.factor for y in curve.ys]
+            yield from _noisy(name if alone else run.name, curve.xs, ys, place if alone else index, alone=alone)
 
 
 def _spread(series: Sequence[Series]) -> bool:

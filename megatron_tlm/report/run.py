@@ -8,7 +8,7 @@ from typing import Any
 from megatron_tlm.errors import PlanError
 from megatron_tlm.plan.measured import PipelineSeconds, read_scalars
 from megatron_tlm.report.chart import Mark
-from megatron_tlm.report.figures import figures, grouped_figures, loss_figure
+from megatron_tlm.report.figures import figures, grouped_figures, loss_figures
 from megatron_tlm.report.page import Html, badge, columns, element, fold, page, searchable, section, table, text, tiles
 from megatron_tlm.report.pictures import taper_picture, time_bars
 from megatron_tlm.report.read import Event, Logged
@@ -27,7 +27,7 @@ def run_page(run: Logged, now: float) -> str:
     head = Html(f"{badge(told.word, told.mood)} {text(told.detail)}<br>{text(model_line(run))}")
     blocks = [
         tiles(summary_tiles(run)),
-        section("Curves", loss_figure([run], marks(run)), columns(*figures([run], marks(run)))),
+        section("Curves", *loss_figures([run], marks(run)), columns(*figures([run], marks(run)))),
         *plan_sections(run),
         *history_sections(run),
         *rank_section(run, now),

@@ -4,6 +4,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 MAGNITUDES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -80,13 +81,11 @@ def thin(xs: Sequence[float], ys: Sequence[float], most: int = 800) -> tuple[lis
 
 
 def smoothed(ys: Sequence[float], span: int) -> list[float]:
-    """The exponential mean over about `span` values, without the pull of its start."""
-    keep = 1 - 1 / max(span, 1)
-    mean, weight, result = 0.0, 0.0, []
-    for value in ys:
-        mean, weight = keep * mean + (1 - keep) * value, keep * weight + 1 - keep
-        result.append(mean / weight)
-    return result
+    """The mean of about `span` values around each, of fewer near the ends: what bends does not lag behind."""
+    sums = [0.0, *accumulate(ys)]
+    half, last = span // 2, len(ys) - 1
+    reaches = (min(half, place, last - place) for place in range(len(ys)))
+    return [(sums[place + reach + 1] - sums[place - reach]) / (2 * reach + 1) for place, reach in enumerate(reaches)]
 
 
 def value_at(xs: Sequence[float], ys: Sequence[float], x: float) -> float | None:

@@ -73,10 +73,12 @@ def test_thinning_keeps_extremes_ends_and_order(ys: list[float], most: int) -> N
     assert all(ys[int(x)] == y for x, y in zip(few_xs, few_ys, strict=True))
 
 
-def test_a_running_mean_starts_at_the_first_value_and_lags() -> None:
+def test_a_running_mean_lies_in_the_middle_and_keeps_a_straight_line() -> None:
     assert smoothed([3.0] * 5, 4) == pytest.approx([3.0] * 5)
-    assert smoothed([0.0, 1.0], 2) == pytest.approx([0.0, 2 / 3])
+    assert smoothed([0.0, 3.0, 0.0, 6.0], 2) == pytest.approx([0.0, 1.0, 3.0, 6.0])
     assert smoothed([1.0, 5.0], 1) == [1.0, 5.0]
+    assert smoothed(range(99), 30) == pytest.approx(range(99))
+    assert smoothed([], 3) == []
 
 
 def test_values_are_found_by_step() -> None:
