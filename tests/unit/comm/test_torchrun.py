@@ -72,10 +72,11 @@ def test_torchrun_counts_its_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert restart_count() == 2
 
 
-LAUNCHER = """\
+STUCK_LAUNCHER = """\
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-rank = subprocess.Popen([sys.executable, "-c", "from megatron_tlm.comm.torchrun import end_stuck_launcher as end; end(1)"])
+script = "from megatron_tlm.comm.torchrun import end_stuck_launcher; end_stuck_launcher(1)"
+rank = subprocess.Popen([sys.executable, "-c", script])
 if sys.argv[1] == "alive":
     rank.wait()
 time.sleep(6)
@@ -90,4 +91,4 @@ def test_a_launcher_that_does_not_see_its_rank_end_is_ended(
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
     paths = f"{Path(__file__).resolve().parents[3]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     monkeypatch.setenv("PYTHONPATH", paths)
-    assert subprocess.run([sys.executable, "-c", LAUNCHER, launcher], timeout=60, check=False).returncode == code
+    assert subprocess.run([sys.executable, "-c", STUCK_LAUNCHER, launcher], timeout=60, check=False).returncode == code
