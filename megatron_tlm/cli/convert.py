@@ -76,6 +76,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         default=None,
         help="read both again and compare every tensor's hash (default: up to 1 GiB)",
     )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="files written and read at a time, some 10 MB of memory each (default: the cores, up to 4)",
+    )
     for name in _WITHOUT_EFFECT:
         parser.add_argument(f"--{name.replace('_', '-')}", dest=name, help=SUPPRESS)
 
@@ -89,6 +95,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def run(args: Namespace) -> int:
     """Convert, tell what came of it, and prove it if asked."""
+    if args.workers is not None and args.workers < 1:
+        raise ConfigError(f"--workers = {args.workers} is below 1; give 1 or more")
     for note in _notes(args):
         print(f"note: {note}", file=sys.stderr)
     source = find(args.load_dir, args.ckpt_step, tell=lambda text: print(f"note: {text}", file=sys.stderr))
@@ -115,6 +123,7 @@ def run(args: Namespace) -> int:
             pad_widths=args.pad_widths,
             step=before.facts.step,
             progress=meter,
+            workers=args.workers,
             hashes=False,  # find has just read every byte
         )
     seconds = time.perf_counter() - started
@@ -125,7 +134,7 @@ def run(args: Namespace) -> int:
         print(line)
     if args.verify or (args.verify is None and after.size_bytes <= VERIFY_BY_DEFAULT_BYTES):
         with Meter("verifying") as meter:
-            count = verify(source, target, widths=after.facts.shape.widths, progress=meter)
+            count = verify(source, target, widths=after.facts.shape.widths, progress=meter, workers=args.workers)
         print(f"        all {count} tensors have the source's hashes")
     else:
         print("        not verified; --verify reads both again and compares every tensor")

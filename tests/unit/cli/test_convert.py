@@ -1,10 +1,12 @@
 """`convert` under Megatron's flags: what it prints, proves, ignores aloud and refuses."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from megatron_tlm.checkpoint import relayout
 from megatron_tlm.checkpoint.load import Reader, find
 from megatron_tlm.cli.main import main
 from megatron_tlm.plan.grid import Grid
@@ -43,6 +45,19 @@ def test_step_and_degrees_are_as_asked_and_the_rest_as_saved(run: Path) -> None:
         assert reader.manifest.facts.grid == Grid(tensor=2, pipe=2, data=2)
 
 
+def test_as_many_files_are_written_at_a_time_as_asked(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int | None] = []
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, max_workers: int | None = None) -> None:
+            asked.append(max_workers)
+            super().__init__(max_workers)
+
+    monkeypatch.setattr(relayout, "ThreadPoolExecutor", Pool)
+    assert convert(run, "--workers", "3", "--no-verify") == 0
+    assert asked == [3]
+
+
 def test_without_proof_it_says_how_to_get_one(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert convert(run, *ONE, "--no-verify") == 0
     assert "not verified; --verify reads both again" in capsys.readouterr().out
@@ -66,6 +81,7 @@ def test_flags_of_megatron_s_converter_are_ignored_aloud(run: Path, capsys: pyte
         (["--logical", "--target-data-parallel-size", "2"], r"data-parallel-size = 2 but --logical means 1"),
         (["--target-zero-stage", "3"], r"zero-stage = 3 but with 2 pipeline stages DeepSpeed has ZeRO 0 and 1 alone"),
         (["--target-zero-stage", "4"], r"--target-zero-stage: invalid choice: 4"),
+        (["--workers", "0"], r"--workers = 0 is below 1; give 1 or more"),
         (["--target-tensor-parallel-size", "3"], r"does not divide .* layer 1 width 16.* use one of \[1, 2, 4\]"),
         (["--target-pipeline-parallel-size", "0"], r"grid\.pipe = 0 is below 1"),
         (["--target-tensor-parallel-degree", "2"], r"did you mean --target-tensor-parallel-size"),
