@@ -37,13 +37,17 @@ class RunId:
 
 @dataclass(frozen=True)
 class Budget:
-    """What an arm may spend: parameters, FLOPs of one token forward and backward, tokens of one run."""
+    """What an arm may spend: parameters, FLOPs of one token forward and backward, tokens of one run.
+
+    `seconds` are those that the planner predicts for a run on a described device, evaluations left out; None without.
+    """
 
     parameters: int
     flops_per_token: int
     tokens: int
     widths: tuple[int, ...]
     non_embedding: int
+    seconds: float | None
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,7 @@ class Design:
             parameters=plan.parameters,
             flops_per_token=plan.flops_per_token,
             tokens=steps * global_batch_size(config, degree) * config.model.seq_length,
+            seconds=None if plan.step_seconds is None else plan.step_seconds * steps,
             widths=plan.shape.widths,
             non_embedding=sum(inner),
         )

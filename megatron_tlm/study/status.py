@@ -9,24 +9,28 @@ from megatron_tlm.study.runs import RunResult, State
 
 
 def budget_lines(design: Design) -> Iterator[str]:
-    """What all runs come to."""
-    file = design.file
-    budgets = design.budgets
+    """What each arm may spend, and what the whole study comes to."""
+    file, budgets = design.file, design.budgets
     width = max(len("/".join(filter(None, pair))) for pair in budgets)
+    yield f"{'':{width}} {'parameters':>14} {'in layers':>14} {'MFLOP per token':>16} {'tokens a run':>16}  MLP widths"
     for pair, budget in budgets.items():
-        name = "/".join(filter(None, pair))
+        widths = budget.widths if len(set(budget.widths)) > 1 else budget.widths[:1]
         yield (
-            f"{name:{width}}  {budget.parameters:,} parameters ({budget.non_embedding:,} in layers), "
-            f"{budget.flops_per_token:,} FLOPs per token, {budget.tokens:,} tokens a run; widths "
-            f"{' '.join(map(str, budget.widths))}"
+            f"{'/'.join(filter(None, pair)):{width}} {budget.parameters:14,} {budget.non_embedding:14,} "
+            f"{budget.flops_per_token / 1e6:16,.3f} {budget.tokens:16,}  {' '.join(map(str, widths))}"
         )
-    tuning = len(list(design.tuning_runs()))
-    rest = len(budgets) * len(set(file.seeds) - set(file.tuning_seeds))
-    total = sum(budget.tokens for budget in budgets.values()) * (tuning + rest) // len(budgets)
+    rates, tuned = len(file.learning_rates), len(file.tuning_seeds)
+    tuning, rest = rates * tuned, len(set(file.seeds) - set(file.tuning_seeds))
+    total = sum(budget.tokens for budget in budgets.values()) * (tuning + rest)
     yield (
-        f"{tuning} runs to tune ({len(file.learning_rates)} rates, {len(file.tuning_seeds)} seeds), then {rest} more "
-        f"or less with the rates chosen: {total:,} tokens; budgets are equal"
+        f"budgets are equal; {tuning * len(budgets)} runs to tune ({rates} rates, {tuned} seeds), then "
+        f"{rest * len(budgets)} more at the rates chosen: {total:,} tokens"
     )
+    seconds = [budget.seconds for budget in budgets.values() if budget.seconds is not None]
+    if len(seconds) == len(budgets):
+        device = design.config(design.example(*design.pairs[0])).parallel.hardware
+        hours = sum(seconds) * (tuning + rest) * file.ranks / 3600
+        yield f"about {hours:,.0f} hours of one {device}, as the planner predicts; evaluations come on top"
 
 
 def status_lines(now: Snapshot) -> Iterator[str]:

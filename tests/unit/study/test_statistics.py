@@ -11,8 +11,17 @@ from megatron_tlm.study.statistics import interval, t_probability, t_quantile
 # Any table of Student's t, two-sided.
 @pytest.mark.parametrize(
     ("confidence", "degrees", "expected"),
-    [(0.95, 1, 12.7062), (0.95, 2, 4.3027), (0.95, 3, 3.1824), (0.95, 4, 2.7764), (0.95, 9, 2.2622)]
-    + [(0.95, 30, 2.0423), (0.99, 4, 4.6041), (0.9, 7, 1.8946), (0.95, 1000, 1.9623)],
+    [
+        (0.95, 1, 12.7062),
+        (0.95, 2, 4.3027),
+        (0.95, 3, 3.1824),
+        (0.95, 4, 2.7764),
+        (0.95, 9, 2.2622),
+        (0.95, 30, 2.0423),
+        (0.95, 1000, 1.9623),
+        (0.99, 4, 4.6041),
+        (0.9, 7, 1.8946),
+    ],
 )
 def test_quantiles(confidence: float, degrees: int, expected: float) -> None:
     assert t_quantile(confidence, degrees) == pytest.approx(expected, abs=1e-4)
