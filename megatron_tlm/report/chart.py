@@ -20,7 +20,7 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 10, 8, 26  # room around the drawing for ticks
 
 @dataclass(frozen=True)
 class Series:
-    """A curve; x ascends. `color` counts through the palette (default: its place in the chart).
+    """A curve, drawn in the order of x. `color` counts through the palette (default: its place in the chart).
 
     `faint` is for what a smoother curve is drawn over, and keeps out of the legend; `dots` marks every point.
     """
@@ -88,11 +88,11 @@ def line_chart(
 
 
 def _drawable(item: Series, index: int, log_x: bool, log_y: bool, most: int) -> Series:
-    points = [
+    points = sorted(
         (float(x), float(y))
         for x, y in zip(item.xs, item.ys, strict=True)
         if math.isfinite(x) and math.isfinite(y) and not (log_y and y <= 0) and not (log_x and x <= 0)
-    ]
+    )
     xs, ys = thin([x for x, _ in points], [y for _, y in points], most)
     return Series(item.name, xs, ys, index if item.color is None else item.color, item.faint, item.dots)
 

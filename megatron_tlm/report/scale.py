@@ -82,10 +82,9 @@ def thin(xs: Sequence[float], ys: Sequence[float], most: int = 800) -> tuple[lis
 
 def smoothed(ys: Sequence[float], span: int) -> list[float]:
     """The mean of about `span` values around each, of fewer near the ends: what bends does not lag behind."""
-    sums = [0.0, *accumulate(ys)]
-    half, last = span // 2, len(ys) - 1
-    reaches = (min(half, place, last - place) for place in range(len(ys)))
-    return [(sums[place + reach + 1] - sums[place - reach]) / (2 * reach + 1) for place, reach in enumerate(reaches)]
+    sums, half = [0.0, *accumulate(ys)], span // 2
+    windows = ((max(place - half, 0), min(place + half + 1, len(ys))) for place in range(len(ys)))
+    return [(sums[stop] - sums[start]) / (stop - start) for start, stop in windows]
 
 
 def value_at(xs: Sequence[float], ys: Sequence[float], x: float) -> float | None:
