@@ -5,8 +5,8 @@ A line has `event` (its kind), `step` (finished steps by then), `time` (seconds 
     start       layout, ranks, hosts, versions, device, plan, lengths: `start_facts`; one for every time it is started
     resume      source, steps_again, seconds_again, seconds_down: what was lost since the last metrics were written
     checkpoint  path, seconds, stall_seconds (training stood still), bytes
-    bad_step    loss, grad_norm, action and what else is known of it
-    rollback    to_step, and why
+    bad_step    cause, action, loss, grad_norm, samples, and the first unit or parameter at fault where it was found
+    rollback    cause, to_step
     straggler   ranks that were slower than the others, with their hosts
     stop        cause: a signal, an interval, ...; finish: all steps are taken
     failure     error: the sentence that the rank that writes the logs ended with
