@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
+from megatron_tlm.comm.stuck import ends_when_stuck
 from megatron_tlm.comm.waiting import WaitMeter
 from megatron_tlm.errors import CommError
 from megatron_tlm.plan.grid import Axis, Coordinate, Grid
@@ -90,7 +90,8 @@ def init_distributed(
     if "nccl" in backend:
         _choose_device()
     meeting = {"init_method": init_method} if store is None else {"store": PrefixStore("world", store)}
-    dist.init_process_group(backend, timeout=timeout, rank=rank, world_size=world_size, **meeting)
+    with ends_when_stuck(timeout, "the process group"):
+        dist.init_process_group(backend, timeout=timeout, rank=rank, world_size=world_size, **meeting)
 
 
 def lone_store() -> Store:
@@ -142,7 +143,12 @@ def new_groups_wait(timeout: timedelta) -> Iterator[None]:
     A group does not inherit the world's timeout, and DeepSpeed, which makes a dozen, lets nobody give it one.
     """
     made_by_torch = dist.new_group
-    dist.new_group = partial(made_by_torch, timeout=timeout)
+
+    def new_group(*args: Any, **options: Any) -> Any:
+        with ends_when_stuck(timeout, "a process group"):
+            return made_by_torch(*args, **{"timeout": timeout, **options})
+
+    dist.new_group = new_group
     try:
         yield
     finally:

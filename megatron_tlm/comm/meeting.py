@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import DistNetworkError
 from torch.distributed.rendezvous import rendezvous
 
+from megatron_tlm.comm.stuck import ends_when_stuck
 from megatron_tlm.errors import CommError
 
 SLICE = timedelta(seconds=1)  # between two looks at who is still at work
@@ -46,14 +47,15 @@ class Meeting:
         if self.store is None:
             return judge([value])
         try:
-            self.store.set(f"{topic}/{self.rank}", json.dumps(value))
-            if self.rank == 0:
-                outcome = self._hear(self.store, topic, judge)
-                self.store.set(f"{topic}/outcome", json.dumps(outcome))
-            else:
-                self._wait_for_first(self.store, topic)
-                outcome = json.loads(self.store.get(f"{topic}/outcome"))
-                self.store.add(f"{topic}/heard", 1)
+            with ends_when_stuck(self.timeout, "the rendezvous") as alive:
+                self.store.set(f"{topic}/{self.rank}", json.dumps(value))
+                if self.rank == 0:
+                    outcome = self._hear(self.store, topic, judge, alive)
+                    self.store.set(f"{topic}/outcome", json.dumps(outcome))
+                else:
+                    self._wait_for_first(self.store, topic, alive)
+                    outcome = json.loads(self.store.get(f"{topic}/outcome"))
+                    self.store.add(f"{topic}/heard", 1)
         except DistNetworkError as error:
             raise CommError(
                 f"rendezvous = lost by rank {self.rank} of {self.world_size} ({_first_line(error)}); see what rank 0 "
@@ -98,8 +100,10 @@ class Meeting:
             while self.store.add(f"{topic}/heard", 0) < self.world_size - 1 and time.monotonic() < deadline:
                 time.sleep(0.05)
 
-    def _hear(self, store: Store, topic: str, judge: Callable[[Sequence[Any]], Any]) -> dict[str, Any]:
-        absent = self._wait_for_all(store, topic)
+    def _hear(
+        self, store: Store, topic: str, judge: Callable[[Sequence[Any]], Any], alive: Callable[[], None]
+    ) -> dict[str, Any]:
+        absent = self._wait_for_all(store, topic, alive)
         early = store.get(EARLY).decode() if store.check([EARLY]) else None
         if early is not None:
             return {"absent": early}
@@ -110,11 +114,12 @@ class Meeting:
         ]
         return {"decided": judge(values)}
 
-    def _wait_for_all(self, store: Store, topic: str) -> list[int]:
+    def _wait_for_all(self, store: Store, topic: str, alive: Callable[[], None]) -> list[int]:
         """The ranks that have not spoken when there is no more reason to wait for them."""
         absent, beats = list(range(1, self.world_size)), self._beats(store, range(1, self.world_size))
         deadline, failed = time.monotonic() + self.timeout.total_seconds(), False
         while not _all_there(store, [f"{topic}/{rank}" for rank in absent]):
+            alive()
             absent = [rank for rank in absent if not store.check([f"{topic}/{rank}"])]
             store.add("beat/0", 1)
             if not failed and self._somebody_failed(store):
@@ -126,9 +131,10 @@ class Meeting:
                 return absent
         return []
 
-    def _wait_for_first(self, store: Store, topic: str) -> None:
+    def _wait_for_first(self, store: Store, topic: str, alive: Callable[[], None]) -> None:
         beats, deadline = 0, time.monotonic() + self.timeout.total_seconds() + GRACE_SECONDS
         while not _all_there(store, [f"{topic}/outcome"]):
+            alive()
             now = store.add("beat/0", 0)
             if now != beats:
                 beats, deadline = now, time.monotonic() + self.timeout.total_seconds() + GRACE_SECONDS
