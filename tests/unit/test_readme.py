@@ -22,7 +22,7 @@ FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9_]*(?:-[a-z0-9_]+)*")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 # Flags that a page names as another program's: torchrun's, Slurm's, and Megatron's where ours is another.
-PEERS = {"--standalone", "--nproc-per-node", "--nodes"} | {
+PEERS = {"--standalone", "--nproc-per-node", "--nodes", "--max-restarts", "--shutdown-timeout", "--signal"} | {
     "--heterogeneous-layers-config-path",
     "--group-query-attention",
     "--use-distributed-optimizer",
