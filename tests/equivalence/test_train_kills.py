@@ -1,0 +1,62 @@
+"""Ranks die by SIGKILL at any moment of a run; started again it ends as if nothing had been."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron_tlm.config.schema import Config, DataConfig
+from megatron_tlm.data.pair_writer import IndexedDatasetWriter
+from tests.equivalence.killing import survive
+from tests.equivalence.launching import assert_equal_bits, events_of, launch, metrics_of, run_config, tensors_of
+from tests.equivalence.training import VOCAB
+
+SLOW = "TLM_SLOW_TESTS" in os.environ
+
+
+def corpus(folder: Path) -> str:
+    folder.mkdir()
+    numbers = np.random.default_rng(5)
+    with IndexedDatasetWriter(folder / "corpus", np.dtype(np.uint16)) as writer:
+        for length in numbers.integers(5, 60, size=200):
+            writer.add_document(numbers.integers(0, VOCAB, size=length))
+    return str(folder / "corpus")
+
+
+def killed_run(folder: Path, prefix: str, **changes: object) -> Config:
+    """Saved every second step, evaluated every fourth, its sample orders kept on disk."""
+    config = run_config(folder, save_interval=2, keep_last=2, eval_interval=4, **changes)
+    data = DataConfig(data_path=(prefix,), split="80,20,0", data_cache_path=str(folder / "cache"))
+    return replace(config, data=data)
+
+
+def survived(tmp_path: Path, kills: int, ranks: int, **changes: object) -> None:
+    prefix = corpus(tmp_path / "data")
+    quiet, killed = (killed_run(tmp_path / name, prefix, **changes) for name in ("quiet", "killed"))
+    assert launch(quiet, ranks).codes == [0] * ranks
+    story = survive(killed, ranks, kills, seed=kills)
+    assert story.attempts[-1].codes == [0] * ranks, story.attempts[-1].complained
+    assert len(story.kills) == kills
+    assert metrics_of(killed) == metrics_of(quiet)
+    assert_equal_bits(tensors_of(killed), tensors_of(quiet))
+    root = Path(killed.checkpoint.save or "")
+    last = killed.training.train_iters or 0
+    kept = [f"step-{step:08d}" for step in (last - 2, last)]
+    assert sorted(path.name for path in root.iterdir()) == ["latest", *kept], "nothing half is left"
+    starts = [event for event in events_of(killed) if event["event"] == "start"]
+    assert [event["restarts"] for event in starts] == sorted(event["restarts"] for event in starts)
+    assert f"start {kills + 1} of this run: it goes on from {root}" in story.attempts[-1].said
+    assert "lost: " in story.attempts[-1].said
+
+
+def test_four_kills_leave_no_trace(tmp_path: Path) -> None:
+    """At the start, in a save, in a step, in an evaluation."""
+    survived(tmp_path, kills=4, ranks=2, train_iters=12)
+
+
+@pytest.mark.skipif(not SLOW, reason="twenty restarts take minutes; set TLM_SLOW_TESTS=1")
+def test_twenty_kills_leave_no_trace(tmp_path: Path) -> None:
+    grid = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
+    survived(tmp_path, kills=20, ranks=4, train_iters=80, **grid)
