@@ -30,7 +30,7 @@ COMMANDS = {
     "doctor": "what would keep a run from starting, on this node or on all ranks together",
     "train": "train, on one process or under torchrun",
     "report": "a run, or several over each other, as one HTML page",
-    "evaluate": "perplexity of a checkpoint on held-out tokens",
+    "evaluate": "perplexity of a checkpoint on pairs and texts, and tasks of lm-evaluation-harness",
     "needle": "values hidden in long texts, and whether a checkpoint finds them",
     "novelty": "how new what each layer writes is, over depth",
     "generate": "continue a prompt from a checkpoint",

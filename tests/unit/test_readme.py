@@ -28,6 +28,7 @@ PEERS = {"--standalone", "--nproc-per-node", "--nodes", "--max-restarts", "--shu
     "--use-distributed-optimizer",
     "--fp16",
     "--exit-on-missing-checkpoint",
+    "--multiple-validation-sets",
     "--ckpt-format",
     "--help",
 }
