@@ -63,14 +63,17 @@ def described(design: Design) -> dict[str, Any]:
     """A study in plain values."""
     file = design.file
     arms = {"/".join(filter(None, pair)): _arm_facts(design.config(design.example(*pair))) for pair in design.pairs}
-    some = design.config(design.example(*design.pairs[0]))
+    digests: dict[str, str] = {}
+    for group, arm in design.pairs:
+        if arm == file.reference:  # arms of a group share their data
+            digests |= corpus_digests(design.config(design.example(group, arm)).data)
     return {
         "learning_rates": list(file.learning_rates),
         "seeds": list(file.seeds),
         "tuning_seeds": list(file.tuning_seeds),
         "reference": file.reference,
         "ranks": file.ranks,
-        "data": corpus_digests(some.data),
+        "data": dict(sorted(digests.items())),
         "arms": arms,
     }
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from megatron_tlm.errors import ConfigError
+from megatron_tlm.study import record
 from megatron_tlm.study.record import open_study
 from tests.unit.study.studies import ARMS, design
 
@@ -44,3 +45,12 @@ def test_what_changed_is_refused_by_name(tmp_path: Path, change: dict[str, objec
     open_study(design(tmp_path))
     with pytest.raises(ConfigError, match=told):
         open_study(design(tmp_path, **change))
+
+
+def test_other_tokens_under_the_same_name_are_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = iter(["one", "one", "other"])
+    monkeypatch.setattr(record, "corpus_digests", lambda data: {"corpus": next(digests)})
+    open_study(design(tmp_path))
+    open_study(design(tmp_path))
+    with pytest.raises(ConfigError, match=r"data.corpus one is now other"):
+        open_study(design(tmp_path))

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from megatron_tlm.study import results as module
 from megatron_tlm.study.design import Design
 from megatron_tlm.study.parts import Chart, Words
 from megatron_tlm.study.report import write_report
-from megatron_tlm.study.results import Samples, gather
+from megatron_tlm.study.results import Samples, check_samples, gather
 from megatron_tlm.study.story import sections
 from tests.unit.study.studies import ARMS, design
 from tests.unit.study.trainer import loss_of
@@ -76,6 +77,25 @@ def test_arms_that_read_other_samples_are_not_comparable(tmp_path: Path) -> None
     differing = type(results)(results.design, results.now, results.arms, Samples(6, 6, (("", 2),)))
     told = [part.text for part in next(iter(sections(differing))).parts if isinstance(part, Words)]
     assert told[-1] == "NOT COMPARABLE: arms read different samples: seed 2."
+
+
+def test_fingerprints_are_compared_within_group_and_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = design(tmp_path)
+    finish(own)
+    finished = list(gather(own).now.results.values())
+
+    def kept(root: Path, step: int) -> dict[str, object] | None:
+        if "uniform/lr-0.004" in str(root):
+            return None  # its checkpoint is gone
+        return {
+            "data.seed": str(root).partition("seed-")[2],
+            "data.kind": "x" if "cosine/lr-0.002" in str(root) else "y",
+        }
+
+    monkeypatch.setattr(module, "_data_of", kept)
+    assert check_samples(own, finished) == Samples(5, 6, (("", 1), ("", 2)))
+    monkeypatch.setattr(module, "_data_of", lambda root, step: {"data.seed": str(root).partition("seed-")[2]})
+    assert check_samples(own, finished) == Samples(6, 6, ())
 
 
 def test_an_arm_at_the_edge_of_the_grid_is_named(tmp_path: Path) -> None:
