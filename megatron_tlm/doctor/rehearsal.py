@@ -54,6 +54,14 @@ class Rehearsal:
 
 def rehearse(rehearsal: Rehearsal) -> list[Finding]:
     """Collective. Every finding of every node, the same list on all ranks."""
+    found = _rehearse(rehearsal)
+    # The store goes with rank 0, perhaps.
+    rehearsal.meeting.decide("end", None, lambda told: None)
+    rehearsal.meeting.dismiss("end")
+    return found
+
+
+def _rehearse(rehearsal: Rehearsal) -> list[Finding]:
     meeting, found = rehearsal.meeting, list[Finding]()
     told = {"node": node(), "findings": [item.to_json() for item in rehearsal.local], "facts": _facts(rehearsal)}
     found += _findings(meeting.decide("nodes", told, _meet_nodes))
@@ -75,8 +83,6 @@ def rehearse(rehearsal: Rehearsal) -> list[Finding]:
         if not healthy(found):
             break
         found += _chapter(rehearsal, name, act, judge)
-    meeting.decide("end", None, lambda told: None)
-    meeting.dismiss("end")
     return found
 
 

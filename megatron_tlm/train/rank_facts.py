@@ -72,8 +72,7 @@ def check_facts(facts: Sequence[Facts | None]) -> str | None:
             return f"rank {rank}: {item['fault']}"
     told = [item for item in facts if item is not None]
     for key in dict.fromkeys(key for item in told for key in item["same"]):
-        values = {item["node"]: item["same"].get(key) for item in told}
-        if len(set(map(repr, values.values()))) > 1:
+        if len({repr(item["same"].get(key)) for item in told}) > 1:
             return _difference(key, told)
     try:
         check_addresses([Listener(item["node"], item["network"], item["address"]) for item in told])

@@ -1,0 +1,135 @@
+"""A rehearsal on forked ranks: what passes, and that every rank ends alike where one finds a fault."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_tlm.cli import doctor
+from megatron_tlm.config.dump import dump
+from megatron_tlm.config.schema import Config
+from megatron_tlm.doctor import axes, rehearsal
+from megatron_tlm.train import rank_facts
+from tests.equivalence.launching import Launch, launch, run_config
+
+GRID = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
+
+
+def rehearse(
+    folder: Path, config: Config, ranks: int, *words: str, also: Callable[[int], None] = lambda rank: None
+) -> Launch:
+    """`doctor --config` on every rank, in place of a run; `also(rank)` first."""
+    path = folder / "run.yaml"
+    path.write_text(dump(config))
+
+    def look(rank: int) -> None:
+        os.environ["LOCAL_WORLD_SIZE"] = str(ranks)
+        also(rank)
+        code = doctor.main(["--config", str(path), "--timeout", "20", *words])
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    return launch(config, ranks, before=look)
+
+
+def rows(ended: Launch) -> dict[str, str]:
+    """Check -> its line of the table."""
+    lines = [line.split(maxsplit=1) for line in ended.out[0].splitlines() if line[:4] in ("pass", "warn", "fail")]
+    return {rest.split("  ")[0]: f"{status} {rest}" for status, rest in lines}
+
+
+def verdict(ended: Launch) -> str:
+    return ended.out[0].splitlines()[-1]
+
+
+def test_four_sound_ranks_are_ready(tmp_path: Path) -> None:
+    ended = rehearse(tmp_path, run_config(tmp_path, **GRID), 4)
+    assert ended.codes == [0] * 4, ended.complained
+    assert ended.out[1:] == [""] * 3
+    found = rows(ended)
+    assert "4 ranks on 1 node: same code, versions, configuration and data" in found["all ranks alike"]
+    assert "all ranks see" in found["checkpoint.save shared"]
+    for axis in ("tensor", "pipe"):
+        assert "2 ranks inside a node: sums right" in found[f"axis {axis}"]
+    assert "axis data" not in found
+    assert "loss 4." in found["step"]
+    assert "of the plan's" in found["peak memory"]
+    assert verdict(ended).startswith("ready: all ")
+    # Nothing is left of it but the folders.
+    assert list((tmp_path / "ck").iterdir()) == []
+    assert list((tmp_path / "log").iterdir()) == []
+
+
+def test_json_and_no_step(tmp_path: Path) -> None:
+    ended = rehearse(tmp_path, run_config(tmp_path), 2, "--json", "--no-step")
+    assert ended.codes == [0, 0], ended.complained
+    told = json.loads(ended.out[0])
+    assert told["ready"] is True
+    assert told["verdict"].startswith("ready")
+    checks = [item["check"] for item in told["findings"]]
+    assert "axis data" in checks
+    assert "step" not in checks
+
+
+def other_code(rank: int) -> None:
+    if rank == 1:
+        hashes = dict(rank_facts.source_hashes()) | {"train/loop.py": "0" * 12}
+        rank_facts.source_hashes = lambda: hashes  # type: ignore[assignment]
+
+
+def a_clock_ahead(rank: int) -> None:
+    if rank == 1:
+        right = rehearsal._clock
+        rehearsal._clock = lambda: right() + 100
+
+
+def a_wrong_sum(rank: int) -> None:
+    if rank == 1:
+        right = axes.sum_over
+        axes.sum_over = lambda x, axis: right(x, axis) + 1  # type: ignore[assignment]
+
+
+def a_step_that_fails(rank: int) -> None:
+    if rank == 1:
+
+        def fail(*_: Any) -> None:
+            raise RuntimeError("no memory left\non this rank")
+
+        rehearsal._step = fail  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (other_code, r"not ready: all ranks alike: code = "),
+        (a_clock_ahead, r"not ready: clock: "),
+        (a_wrong_sum, r"not ready: axis data: an all-reduce gave a wrong sum on ranks 0, 1"),
+    ],
+    ids=["code", "clock", "sum"],
+)
+def test_a_fault_of_one_rank_is_the_verdict_of_all(
+    change: Callable[[int], None], sentence: str, tmp_path: Path
+) -> None:
+    ended = rehearse(tmp_path, run_config(tmp_path), 2, "--no-step", also=change)
+    assert ended.codes == [1, 1], ended.complained
+    assert verdict(ended).startswith(sentence)
+    assert ended.out[1] == ""
+
+
+def test_a_rank_that_cannot_take_the_step_says_why(tmp_path: Path) -> None:
+    """The other rank waits in the step's collectives for this one, and is heard when it has lost its peer."""
+    ended = rehearse(tmp_path, run_config(tmp_path), 2, "--timeout", "5", also=a_step_that_fails)
+    assert ended.codes == [1, 1], ended.complained
+    assert "step" in rows(ended)
+    assert "RuntimeError: no memory left" in ended.out[0]
+
+
+def test_a_configuration_that_train_refuses_is_the_verdict(tmp_path: Path) -> None:
+    ended = rehearse(tmp_path, run_config(tmp_path, global_batch_size=3), 2)
+    assert ended.codes == [1, 1], ended.complained
+    assert verdict(ended).startswith("not ready: configuration: training.global_batch_size = 3 is not a multiple of")
