@@ -104,22 +104,13 @@ class Setting:
             update=self._ticks(self._update_seconds(parameters)),
             static_bytes=static,
             kept_bytes=cost.activation_bytes,
-            working_bytes=cost.working_bytes + (self._held_logits if unit.kind == "head" else 0),
+            working_bytes=cost.working_bytes,
             parameters=parameters,
         )
 
     @property
     def rotary_bytes(self) -> int:
         return self.workload.seq_length * self.shape.kv_channels * ROTARY_TABLE_BYTES
-
-    @property
-    def _held_logits(self) -> int:
-        """DeepSpeed's pipeline keeps the last stage's outputs, in two buffers, until they are overwritten."""
-        if self.grid.pipe == 1:
-            return 0
-        workload = self.workload
-        logits = workload.tokens * workload.padded_vocab_size // self.grid.tensor * workload.element_bytes
-        return logits if self.micro_batches > 1 else 0
 
     @cached_property
     def pipeline(self) -> Pipeline:

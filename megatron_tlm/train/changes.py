@@ -3,7 +3,7 @@
 Fields that change the mathematics of the steps to come. Sizes of the model and changed data are refused elsewhere.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from megatron_tlm.checkpoint.facts import Facts
@@ -11,6 +11,8 @@ from megatron_tlm.config.check import global_batch_size
 from megatron_tlm.config.dump import from_mapping
 from megatron_tlm.config.schema import Config
 from megatron_tlm.errors import ConfigError
+from megatron_tlm.plan.build import Plan
+from megatron_tlm.plan.grid import Grid
 from megatron_tlm.train.schedule import Schedule, build_schedule
 
 # By section; what the learning rate and the batch follow from is compared as what comes of it.
@@ -76,3 +78,25 @@ def _told(schedule: Schedule) -> str:
     if schedule.warmup_steps:
         text += f", warm-up from {schedule.initial:g} over {schedule.warmup_steps:g}"
     return text
+
+
+def layout_changes(facts: Facts, plan: Plan) -> tuple[str, ...]:
+    """What a resumed run does on other ranks, and in other stages, than the run that saved: a line each."""
+    old, new, lines = facts.grid, plan.grid, []
+    if old != new:
+        lines.append(f"layout changed: {_layout(old)} -> {_layout(new)}")
+    if facts.stages != plan.stages and max(old.pipe, new.pipe) > 1:
+        cuts = [_cuts(plan, stages) for stages in (facts.stages, plan.stages)]
+        lines.append(f"stages recut: {cuts[0]} -> {cuts[1]}")
+    return tuple(lines)
+
+
+def _layout(grid: Grid) -> str:
+    return f"tensor {grid.tensor} x pipe {grid.pipe} x data {grid.data}"
+
+
+def _cuts(plan: Plan, stages: Sequence[range]) -> str:
+    """The stages by the units that they begin with."""
+    if len(stages) == 1:
+        return "1 stage"
+    return f"{len(stages)} stages cut at {', '.join(plan.units[stage.start].name for stage in stages[1:])}"

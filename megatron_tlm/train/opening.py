@@ -10,6 +10,8 @@ from megatron_tlm.checkpoint.folder import require_writable
 from megatron_tlm.comm.groups import Mesh, gather_object
 from megatron_tlm.config.dump import dump
 from megatron_tlm.config.schema import Config
+from megatron_tlm.plan.build import Plan
+from megatron_tlm.plan.explain import counted
 from megatron_tlm.train.build import choose_backend
 from megatron_tlm.train.engine import Engine
 from megatron_tlm.train.events import start_facts
@@ -71,8 +73,8 @@ def opening(prepared: Prepared, engine: Engine, progress: Progress, *, finetune:
     layout = f"tensor {grid.tensor} x pipe {grid.pipe} x data {grid.data}"
     lines = [
         f"model: {short(plan.parameters)} parameters in {plan.shape.num_layers} layers, MLP {taper}",
-        f"layout: {layout} = {grid.size} ranks, {plan.micro_batches} micro-batches per step, "
-        f"slowest stage {plan.slowest / plan.mean:.3f} x the mean",
+        f"layout: {layout} = {counted(grid.size, 'rank')}, {counted(plan.micro_batches, 'micro-batch')} per step"
+        f"{_evenness(plan)}",
         f"optimizer: {type(engine.deepspeed.basic_optimizer).__module__.split('.')[0]} "
         f"{type(engine.deepspeed.basic_optimizer).__name__}, ZeRO {engine.deepspeed.zero_optimization_stage()}",
     ]
@@ -83,3 +85,17 @@ def opening(prepared: Prepared, engine: Engine, progress: Progress, *, finetune:
             else f"continued from {prepared.source} at step {progress.step}"
         )
     return lines
+
+
+def _evenness(plan: Plan) -> str:
+    """How far the slowest stage is from the mean one, and by what measure; nothing of a single stage."""
+    if len(plan.stages) == 1:
+        return ""
+    times = [taken.forward + taken.backward for taken in plan.stage_times]
+    # FLOPs as models are compared by, or the seconds that the cut was made by.
+    slowest, mean, measure = (
+        (max(times), sum(times) / len(times), "predicted time")
+        if plan.setting.in_seconds
+        else (plan.slowest, plan.mean, "FLOPs")
+    )
+    return f", slowest stage {slowest / mean if mean else 1:.3f} x the mean by {measure}"

@@ -16,6 +16,7 @@ import deepspeed
 import numpy as np
 import torch
 from deepspeed.pipe import PipelineModule
+from deepspeed.runtime.pipe.schedule import ForwardPass
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -111,6 +112,8 @@ class PipelineEngine:
             )
         if config.parallel.zero_stage == 0:
             self._clip_before_step()
+        if self.deepspeed.is_last_stage():
+            self._release_logits()
         self._gate = StepGate(optimizer, lambda: (self._mean_loss(), self._grad_norm()))
 
     def train_step(self, micro_batches: MicroBatches, learning_rate: float, judge: Judge = accept) -> StepResult:
@@ -167,3 +170,14 @@ class PipelineEngine:
             step(lr_kwargs)
 
         engine._take_model_step = MethodType(clip_and_step, engine)
+
+    def _release_logits(self) -> None:
+        """DeepSpeed would keep the last stage's outputs of two micro-batches; of no use once their loss is known."""
+        table = self.deepspeed._INSTRUCTION_MAP
+        forward = table[ForwardPass]
+
+        def forward_and_release(engine: Any, buffer_id: int) -> None:
+            forward(engine, buffer_id)
+            engine.pipe_buffers["outputs"][buffer_id] = None
+
+        self.deepspeed._INSTRUCTION_MAP = {**table, ForwardPass: forward_and_release}

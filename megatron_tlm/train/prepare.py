@@ -13,7 +13,7 @@ from megatron_tlm.data.loader import check_corpora
 from megatron_tlm.data.tokenizers import Tokenizer, load_tokenizer
 from megatron_tlm.errors import ConfigError, DataError
 from megatron_tlm.plan.build import Plan, build_plan
-from megatron_tlm.train.changes import changes_since
+from megatron_tlm.train.changes import changes_since, layout_changes
 from megatron_tlm.train.deepspeed_config import check_deepspeed
 from megatron_tlm.train.former import check_save_folder
 from megatron_tlm.train.packing import pack_rules
@@ -66,7 +66,7 @@ def prepare(config: Config, world_size: int, damaged: Mapping[Path, str] = Mappi
     before: Mapping[str, Scalar] = {}
     if facts is not None and not config.checkpoint.finetune:
         before = facts.extra
-        news += changes_since(facts, config, schedule, batch)
+        news += (*layout_changes(facts, plan), *changes_since(facts, config, schedule, batch))
     return Prepared(
         plan=plan,
         schedule=schedule,

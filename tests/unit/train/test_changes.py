@@ -6,7 +6,7 @@ from megatron_tlm.checkpoint.facts import Facts
 from megatron_tlm.config.dump import as_mapping
 from megatron_tlm.config.schema import Config, DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from megatron_tlm.plan.build import build_plan
-from megatron_tlm.train.changes import changes_since
+from megatron_tlm.train.changes import changes_since, layout_changes
 from megatron_tlm.train.schedule import build_schedule
 
 CONFIG = Config(
@@ -84,3 +84,19 @@ def test_a_configuration_of_another_version_is_no_obstacle() -> None:
     facts = replace(facts_of(CONFIG), config={"model": {"number_of_layers": 3}})
     (line,) = told(CONFIG, facts)
     assert line.startswith("what changed since the checkpoint cannot be told, its configuration is of another version")
+
+
+def test_another_layout_and_another_cut_are_told() -> None:
+    facts = facts_of(CONFIG)
+    assert layout_changes(facts, build_plan(CONFIG, 300)) == ()
+    two = changed("parallel", pipeline_model_parallel_size=2)
+    assert layout_changes(facts, build_plan(two, 300)) == (
+        "layout changed: tensor 1 x pipe 1 x data 1 -> tensor 1 x pipe 2 x data 1",
+        "stages recut: 1 stage -> 2 stages cut at layers.1.mlp",
+    )
+    by_hand = changed("parallel", pipeline_model_parallel_size=2, pipeline_cuts=("layers.0.mlp",))
+    assert layout_changes(facts_of(two), build_plan(by_hand, 300)) == (
+        "stages recut: 2 stages cut at layers.1.mlp -> 2 stages cut at layers.0.mlp",
+    )
+    data = build_plan(CONFIG, 300, data=2)
+    assert layout_changes(facts, data) == ("layout changed: tensor 1 x pipe 1 x data 1 -> tensor 1 x pipe 1 x data 2",)
