@@ -128,6 +128,9 @@ def told(event: Event) -> str:
             f"{duration(event.get('seconds_again', 0.0))} of work, after {duration(event.get('seconds_down', 0.0))} "
             "without a step"
         )
+    if kind == "straggler":
+        ranks = (item for item in event.get("ranks", ()) if isinstance(item, dict))
+        return ", ".join(f"rank {i.get('rank')} on {i.get('host')}: {i.get('ratio')} times the median" for i in ranks)
     facts = {key: value for key, value in event.items() if key not in _OWN_COLUMNS}
     if len(facts) == 1:
         return str(next(iter(facts.values())))

@@ -56,7 +56,7 @@ def short_number(value: float) -> str:
     for size, name in MAGNITUDES:
         if abs(value) >= size * (0.9995 if size > 1e3 else 10):
             return f"{value / size:.4g}{name}"
-    return f"{value:.0e}" if abs(value) < 1e-4 else f"{value:.5g}"
+    return f"{value:.2g}" if abs(value) < 1e-4 else f"{value:.5g}"
 
 
 def size_text(size_bytes: float) -> str:

@@ -32,6 +32,7 @@ EVENTS = [
     | {"seconds": 1.5, "stall_seconds": 0.02},
     start(restarts=1),
     {"event": "resume", "step": 10, "time": NOW - 50, "source": "ck/step-00000010"} | asdict(Lost(5, 2.5, 80.0)),
+    {"event": "straggler", "step": 12, "time": NOW - 45, "ranks": [{"rank": 1, "host": "b", "ratio": 1.62}]},
     {"event": "bad_step", "step": 15, "time": NOW - 40, "loss": 9e9, "action": "skip", "samples": [1, 2]},
 ]
 STEPS = [step(n, **{"forward-compute-time-max": 0.1, "mem-rss-bytes": 2.0**30, "odd/x": 1}) for n in range(1, 31)]
@@ -46,7 +47,8 @@ def test_a_page_tells_all_that_was_logged(tmp_path: Path) -> None:
         "Learning rate", "Throughput", "Memory", "Forward of a rank",
         "stage 1: wait 100 ms", "measured bubble 30.2 %", "layer 0: MLP 48, stage 0", "layer 1: MLP 16, stage 1",
         "from ck/step-00000010: 5 steps to take again, 2.5 s of work, after 1m 20s without a step",
-        "loss 9G, action skip, samples [1, 2]", "3 MiB", "bad step 15", "lr: 0.001", "deepspeed", "1 charts",
+        "loss 9G, action skip, samples [1, 2]", "3 MiB", "bad step 15",
+        "rank 1 on b: 1.62 times the median", "lr: 0.001", "deepspeed", "1 charts",
     ):  # fmt: skip
         assert told in made, told
     assert Outline(made).open == []

@@ -99,6 +99,16 @@ def test_tensorboard_has_megatrons_scalars(tmp_path: Path) -> None:
     assert [event.step for event in by_samples.Scalars("lm loss vs samples")] == [4, 8]
 
 
+def test_every_name_in_tensorboard_is_in_the_docs(tmp_path: Path) -> None:
+    write(tmp_path, 0, 2)
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    page = (Path(__file__).parents[3] / "docs" / "monitoring.md").read_text()
+    assert [name for name in board.Tags()["scalars"] if f"`{name}`" not in page] == []
+    record = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
+    assert [key for key in record if key != "step" and f"`{key}`" not in page] == []
+
+
 def test_a_run_from_scratch_leaves_a_former_runs_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, 0, 3)
     former = (tmp_path / "metrics.jsonl").read_text()
