@@ -179,6 +179,7 @@ BAD = {
     "surrogate": b'{"text": "\\udc00"}',
     "no JSON": b"text: a",
 }
+TOO_LONG = b'{"text": "' + b"x" * 1000 + b'"}'
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -209,6 +210,30 @@ def test_bad_lines_are_left_out_told_and_counted(tmp_path: Path, on_bad_line: st
         assert [record["raw"].encode("utf-8", "surrogateescape") for record in records] == list(BAD.values())
         assert [record["address"] for record in records] == addresses
         assert [record["kind"] for record in records] == list(BAD)
+
+
+@pytest.mark.parametrize("kind", [*BAD, "null", "too long"])
+def test_each_kind_stops_the_run_with_file_and_line(tmp_path: Path, kind: str) -> None:
+    line = {**BAD, "null": b"null", "too long": TOO_LONG}[kind]
+    source = tmp_path / "a.jsonl"
+    source.write_bytes(b'\xef\xbb\xbf{"text": "a"}\r\n\r\n' + line + b"\r\n" + b'{"text": "b"}')
+    with pytest.raises(DataError, match=r"a\.jsonl:3 = .*; (mend|write|choose|give|convert|raise)"):
+        run([str(source)], tmp_path / "out" / "a", ByteTokenizer(), max_line_bytes=500)
+    assert os.listdir(tmp_path / "out") == []
+
+
+def test_of_a_line_too_long_the_reason_is_kept(tmp_path: Path) -> None:
+    source = tmp_path / "a.jsonl"
+    source.write_bytes(b'{"text": "a"}\n' + TOO_LONG + b'\n{"text": "b"}\n')
+    for on_bad_line in ("skip", "quarantine"):
+        options = {"on_bad_line": on_bad_line, "max_line_bytes": 500}
+        result = run([str(source)], tmp_path / "a", ByteTokenizer(), **options)
+        assert (result.counts.documents, result.counts.bad_lines) == (2, {"too long": 1})
+    assert result.quarantine is not None
+    (record,) = map(json.loads, result.quarantine.read_text().splitlines())
+    assert record["address"] == f"{source}:2"
+    assert record["reason"].endswith("= 1012 bytes exceed the 500 of a line; raise --max-line-mb, or mend the line")
+    assert record["raw"] == ""
 
 
 def test_a_quarantine_without_bad_lines_is_no_file(tmp_path: Path) -> None:
