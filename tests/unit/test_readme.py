@@ -17,7 +17,11 @@ from megatron_tlm.config.parser import Parser
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").rglob("*.md")))
-ACTIONS = {"data": ("inspect", "verify", "merge", "split", "sample"), "tokenizer": ("train", "inspect")}
+ACTIONS = {
+    "data": ("inspect", "verify", "merge", "split", "sample"),
+    "tokenizer": ("train", "inspect"),
+    "study": ("run", "status", "report"),
+}
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9_]*(?:-[a-z0-9_]+)*")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
