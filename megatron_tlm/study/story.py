@@ -17,13 +17,15 @@ def sections(results: StudyResults) -> Iterator[Section]:
     yield Section("State", tuple(_state(results)))
     for group in results.design.file.groups:
         arms = results.of_group(group.name)
+        chapters = {
+            "Result": tuple(_outcome(results, arms, group.name)),
+            "Curves": tuple(_curves(arms, group.name)),
+            "Schedule and range": tuple(_ranges(arms, group.name)),
+            "Learning rates": tuple(_tuning(results, arms, group.name)),
+            "Budgets": (_budgets(arms),),
+        }
         prefix = f"{group.name}: " if group.name else ""
-        yield Section(f"{prefix}result", tuple(_outcome(results, arms, group.name)))
-        yield Section(f"{prefix}curves", tuple(_curves(arms, group.name)))
-        if parts := tuple(_ranges(arms, group.name)):
-            yield Section(f"{prefix}schedule and range", parts)
-        yield Section(f"{prefix}learning rates", tuple(_tuning(results, arms, group.name)))
-        yield Section(f"{prefix}budgets", (_budgets(arms),))
+        yield from (Section(prefix + title, parts) for title, parts in chapters.items() if parts)
     yield Section("Runs", (_runs(results),))
 
 
