@@ -49,6 +49,7 @@ class ArchitectureConfig:
         bounds |= {"memory_persistent_tokens": 0, "memory_max_step": 0, "attention_window": 1}
         at_least("architecture", self, bounds)
         self._check_periods()
+        self._check_switches()
         chunk, persistent = self.memory_chunk_size, self.memory_persistent_tokens
         if self.mixer.startswith("titans") and persistent % chunk:
             raise ConfigError(
@@ -60,6 +61,19 @@ class ArchitectureConfig:
                 "architecture.qk_norm = true has no effect on titans_lmm, whose queries and keys have length 1 "
                 "already; leave it out"
             )
+
+    def _check_switches(self) -> None:
+        """What is asked of a part that this model does not have."""
+        for name, asked, has_part, part in (
+            ("attention_gate", self.attention_gate != "elementwise", self.mixer == "gated_attention", "gate"),
+            ("compile_memory", self.compile_memory, self.mixer.startswith("titans"), "memory"),
+            ("cms_update", self.cms_update != "mean", self.cms_levels > 1, "slow level"),
+        ):
+            if asked and not has_part:
+                raise ConfigError(
+                    f"architecture.{name} = {str(getattr(self, name)).lower()} finds no {part} in mixer = {self.mixer} "
+                    f"with cms_levels = {self.cms_levels}; leave it out, or choose another architecture"
+                )
 
     def _check_periods(self) -> None:
         if self.cms_periods and self.cms_period_tokens:

@@ -16,6 +16,12 @@ from megatron_tlm.plan.build import build_plan
             "20 is not a multiple of memory_chunk_size = 16.* give 32",
         ),
         ({"mixer": "titans_lmm", "qk_norm": True}, "qk_norm = true has no effect on titans_lmm"),
+        ({"attention_gate": "headwise"}, "attention_gate = headwise finds no gate in mixer = attention"),
+        (
+            {"mixer": "gated_attention", "compile_memory": True},
+            "compile_memory = true finds no memory in mixer = gated",
+        ),
+        ({"cms_update": "sum"}, "cms_update = sum finds no slow level in mixer = attention with cms_levels = 1"),
         ({"cms_levels": 0}, "cms_levels = 0 is below 1"),
         ({"cms_levels": 3, "cms_periods": (1, 2)}, "cms_periods = 1 2 are 2 for cms_levels = 3"),
         ({"cms_levels": 2, "cms_periods": (2, 1)}, "cms_periods = 2 1 do not rise from 1 on"),
