@@ -10,10 +10,10 @@ from megatron_tlm.checkpoint.facts import Facts
 from megatron_tlm.checkpoint.fields import Field
 from megatron_tlm.checkpoint.manifest import Manifest, TensorId, TensorRecord
 from megatron_tlm.checkpoint.tiling import Box, Extent
-from megatron_tlm.plan.build import check_divisible, cut_stages
-from megatron_tlm.plan.costs import forward_flops
+from megatron_tlm.errors import PlanError
 from megatron_tlm.plan.grid import Coordinate, Grid
 from megatron_tlm.plan.params import ParameterSpec
+from megatron_tlm.plan.resolve import check_divisible
 from megatron_tlm.plan.shards import padded_vocab_size, shard
 from megatron_tlm.plan.units import build_units
 
@@ -43,14 +43,13 @@ def plan_target(
     tensor: int,
     pipe: int,
     data: int | None = None,
+    stages: tuple[range, ...],
     zero: int | None = None,
-    stages: tuple[range, ...] | None = None,
 ) -> Target:
-    """The parts of the target grid; data degree and ZeRO stage stay by default.
+    """The parts of the target grid, `stages` being unit ranges; data degree and ZeRO stage stay by default.
 
-    `stages` are unit ranges; by default those whose slowest is the fastest there is, on no device in particular.
     PlanError lists every head count and layer width that the tensor degree does not divide and the degrees that would
-    work, or says how many stages the units allow.
+    work, or says that the stages are not those of the grid.
     """
     source = manifest.facts
     grid = Grid(pipe=pipe, data=source.grid.data if data is None else data, tensor=tensor)
@@ -58,12 +57,10 @@ def plan_target(
     zero = min(zero, 1) if grid.pipe > 1 else zero  # DeepSpeed has no pipeline with ZeRO 2 or 3
     check_divisible(source.shape, grid.tensor)
     model = Field(f"{address}: config.model", source.config.get("model")).object()
-    seq_length = model.get("seq_length", Field(f"{address}: config.model.seq_length", None)).integer(1)
     divisible_by = model["make_vocab_size_divisible_by"].integer(1) if "make_vocab_size_divisible_by" in model else 1
     padded = padded_vocab_size(source.shape.vocab_size, divisible_by, grid.tensor)
     units = build_units(source.shape)
-    costs = [forward_flops(unit, source.shape, seq_length, padded) for unit in units]
-    stages = stages or cut_stages(costs, grid.pipe, source.shape.tied_embeddings)
+    _check_stages(stages, grid.pipe, len(units))
     homes = {
         spec.name: (spec, stage)
         for stage, indices in enumerate(stages)
@@ -83,6 +80,17 @@ def plan_target(
         config=_relaid_config(source.config, grid, zero),
     )
     return Target(facts, tuple(tuple(part) for part in parts))
+
+
+def _check_stages(stages: tuple[range, ...], pipe: int, num_units: int) -> None:
+    borders = [0, *(stage.stop for stage in stages)]
+    in_order = all(first == stage.start < stage.stop for first, stage in zip(borders, stages, strict=False))
+    if len(stages) != pipe or borders[-1] != num_units or not in_order:
+        told = ", ".join(f"{stage.start}..{stage.stop}" for stage in stages)
+        raise PlanError(
+            f"stages = {told} are not {pipe} runs that follow each other over {num_units} units; give one for each "
+            "stage of the grid"
+        )
 
 
 def _placements(

@@ -109,7 +109,9 @@ def run(args: Namespace) -> int:
     shape = before.facts.shape
     if args.pad_widths:
         shape = replace(shape, widths=padded_widths(shape, wanted.tensor))
-    stages = target_stages(before.facts, shape, wanted, args.target_zero_stage)
+    stages, remark = target_stages(before.facts, shape, wanted, args.target_zero_stage)
+    if remark is not None:
+        print(f"note: {remark}", file=sys.stderr)
     started = time.perf_counter()
     with Meter("converting") as meter:
         target = convert(

@@ -16,7 +16,6 @@ from megatron_tlm.plan.hardware import Hardware, find_hardware, load_profile, pa
 from megatron_tlm.plan.manual import check_stages, manual_stages
 from megatron_tlm.plan.memory import MemoryUse, TrainingState
 from megatron_tlm.plan.params import ParameterSpec
-from megatron_tlm.plan.partition import partition
 from megatron_tlm.plan.pieces import Piece
 from megatron_tlm.plan.refusal import check_memory, refuse_overfull
 from megatron_tlm.plan.resolve import build_shape, check_divisible, is_divisible
@@ -33,7 +32,6 @@ __all__ = [
     "build_setting",
     "build_shape",
     "check_divisible",
-    "cut_stages",
     "cut_units",
     "is_divisible",
 ]
@@ -277,19 +275,3 @@ def cut_units(
     cut = best_cut(pieces, pipeline, objective)
     starts = [ranges[border].start for border in cut.borders[:-1]]
     return tuple(range(a, b) for a, b in pairwise([*starts, len(units)])), cut
-
-
-def cut_stages(costs: list[int], num_stages: int, tied: bool) -> tuple[range, ...]:
-    """The stages with the smallest largest cost, as unit ranges: for who has no run in mind, only a grid."""
-    if num_stages == 1:
-        return (range(len(costs)),)
-    last = len(costs) - (2 if tied else 1)
-    glued = [costs[0] + costs[1], *costs[2:last], sum(costs[last:])]
-    if num_stages > len(glued):
-        raise PlanError(
-            f"pipeline_model_parallel_size = {num_stages} exceeds the {len(glued)} pieces that {len(costs)} units can "
-            f"be cut into; use at most {len(glued)} stages or more layers"
-        )
-    borders = [0, *(part.stop + 1 for part in partition(glued, num_stages))]
-    borders[-1] = len(costs)
-    return tuple(range(first, stop) for first, stop in pairwise(borders))

@@ -5,11 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from megatron_tlm.checkpoint.load import find
+from megatron_tlm.checkpoint.manifest import read_manifest
 from megatron_tlm.checkpoint.relayout import convert
+from megatron_tlm.cli.target_stages import target_stages
 from megatron_tlm.evaluation.generate import generate
 from megatron_tlm.evaluation.perplexity import total
 from megatron_tlm.evaluation.restore import load_model
 from megatron_tlm.evaluation.score import Scorer
+from megatron_tlm.plan.grid import Grid
 from tests.equivalence.launching import assert_equal_bits, losses_of, metrics_of, run_config, tensors_of
 from tests.equivalence.test_train_mixers import ARCHITECTURES, TENSOR
 from tests.equivalence.test_train_resume import ZERO, finish
@@ -22,7 +26,10 @@ def test_a_run_is_restored_anywhere(name: str, tmp_path: Path) -> None:
     whole = run_config(tmp_path / "whole", **ARCHITECTURES[name], **{TENSOR: 2}, exit_interval=6, eval_interval=6)
     finish(whole, 2)
     assert whole.checkpoint.save is not None
-    other = convert(Path(whole.checkpoint.save), tmp_path / "other", tensor=1, pipe=2).parent
+    saved = Path(whole.checkpoint.save)
+    facts = read_manifest(find(saved)).facts
+    stages, _ = target_stages(facts, facts.shape, Grid(pipe=2), None)
+    other = convert(saved, tmp_path / "other", tensor=1, pipe=2, stages=stages).parent
     ends = [load_model(path) for path in (whole.checkpoint.save, other)]
     for ours, theirs in zip(*(end.stage.state_dict().values() for end in ends), strict=True):
         assert torch.equal(ours, theirs)

@@ -2,11 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import torch
 
+from megatron_tlm.checkpoint import relayout
 from megatron_tlm.checkpoint.facts import Facts
+from megatron_tlm.checkpoint.load import find
+from megatron_tlm.checkpoint.manifest import read_manifest
 from megatron_tlm.checkpoint.save import Piece, begin, commit, write_part
 from megatron_tlm.checkpoint.tiling import Box
 from megatron_tlm.plan.grid import Grid
@@ -48,9 +52,21 @@ def facts(shape: ModelShape, *, step: int = 10, grid: Grid | None = None) -> Fac
         },
         grid=grid,
         zero_stage=1,
-        stages=tuple(range(units * p // grid.pipe, units * (p + 1) // grid.pipe) for p in range(grid.pipe)),
+        stages=even_stages(units, grid.pipe),
         extra={"skipped_steps": 1, "loss_scale": 65536.0},
     )
+
+
+def even_stages(units: int, pipe: int) -> tuple[range, ...]:
+    """As many units on each stage: what a cut is worth is the planner's matter."""
+    return tuple(range(units * stage // pipe, units * (stage + 1) // pipe) for stage in range(pipe))
+
+
+def convert(source: Path, target: Path, *, tensor: int, pipe: int, step: int | None = None, **options: Any) -> Path:
+    """A conversion into even stages."""
+    shape = read_manifest(find(source, step, hashes=False)).facts.shape
+    stages = even_stages(shape.num_units, pipe)
+    return relayout.convert(source, target, tensor=tensor, pipe=pipe, stages=stages, step=step, **options)
 
 
 def values(shape: ModelShape, roles: Mapping[str, torch.dtype] = ROLES) -> dict[tuple[str, str], torch.Tensor]:

@@ -16,13 +16,12 @@ import pytest
 import torch
 
 from megatron_tlm.checkpoint.load import Reader
-from megatron_tlm.checkpoint.relayout import convert
 from megatron_tlm.checkpoint.tiling import Box, flat_range_boxes
 from megatron_tlm.plan.grid import Grid
 from megatron_tlm.plan.params import ParameterSpec
 from megatron_tlm.plan.shards import overlap, padded_vocab_size, shard
 from megatron_tlm.plan.units import build_units
-from tests.unit.checkpoint.made import facts, model_shape, save, values
+from tests.unit.checkpoint.made import convert, facts, model_shape, save, values
 
 ROLES = {"weight": torch.bfloat16, "exp_avg": torch.float32}
 Layout = tuple[int, int, int, int]

@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,15 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from megatron_tlm.checkpoint import relayout
 from megatron_tlm.checkpoint.load import Reader, find
 from megatron_tlm.checkpoint.lock import FolderLock
-from megatron_tlm.checkpoint.relayout import convert
 from megatron_tlm.checkpoint.save import begin
 from megatron_tlm.checkpoint.verify import tensor_hash, verify
 from megatron_tlm.checkpoint.widen import padded_widths
 from megatron_tlm.errors import CheckpointError, PlanError
 from megatron_tlm.plan.grid import Grid
-from tests.unit.checkpoint.made import facts, flip, model_shape, row_halves, save, values
+from tests.unit.checkpoint.made import convert, facts, flip, model_shape, row_halves, save, values
 
 LAYOUTS = st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 3), st.integers(1, 3))
 
@@ -135,9 +136,11 @@ def test_every_offending_layer_and_the_degrees_that_work_are_named(source: Path)
         convert(source, source.parent / "b", tensor=3, pipe=1)
 
 
-def test_more_stages_than_units_are_refused(source: Path) -> None:
-    with pytest.raises(PlanError, match=r"pipeline_model_parallel_size = 9 exceeds the 7 pieces"):
-        convert(source, source.parent / "b", tensor=1, pipe=9)
+@pytest.mark.parametrize("ends", [(8,), (3, 3, 8), (3, 7), (3, 2, 8)])
+def test_stages_of_another_grid_or_model_are_refused(source: Path, ends: tuple[int, ...]) -> None:
+    stages = tuple(range(first, stop) for first, stop in pairwise((0, *ends)))
+    with pytest.raises(PlanError, match=r"stages = 0\.\..* are not 2 runs that follow each other over 8 units"):
+        relayout.convert(source, source.parent / "b", tensor=1, pipe=2, stages=stages)
 
 
 def test_a_degree_of_none_is_refused(source: Path) -> None:
@@ -201,14 +204,6 @@ def test_the_same_step_is_not_written_twice(tmp_path: Path) -> None:
     assert contents(tmp_path / "b") == before
 
 
-def test_a_sequence_length_is_needed_to_cut_stages(tmp_path: Path) -> None:
-    about = facts(model_shape())
-    object.__setattr__(about, "config", {"model": {}})
-    save(tmp_path / "a", values(model_shape()), about)
-    with pytest.raises(CheckpointError, match=r"step-00000010: config\.model\.seq_length = None is not an integer"):
-        convert(tmp_path / "a", tmp_path / "b", tensor=1, pipe=2)
-
-
 def test_progress_ends_at_the_whole(tmp_path: Path) -> None:
     tensors = values(model_shape())
     save(tmp_path / "a", tensors, facts(model_shape()))
@@ -259,8 +254,7 @@ MEASURED = textwrap.dedent("""
     import torch
     torch.set_num_threads(1)
     os.fsync = lambda _: None
-    from megatron_tlm.checkpoint.relayout import convert
-    from tests.unit.checkpoint.made import Piece, facts, flip, model_shape
+    from tests.unit.checkpoint.made import Piece, convert, facts, flip, model_shape
     from megatron_tlm.checkpoint.save import begin, commit, write_part
     from megatron_tlm.plan.units import build_units
 

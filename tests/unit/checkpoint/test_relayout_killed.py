@@ -6,13 +6,12 @@ import pytest
 
 from megatron_tlm.checkpoint.load import check_hashes, find
 from megatron_tlm.checkpoint.manifest import read_manifest
-from megatron_tlm.checkpoint.relayout import convert
 from megatron_tlm.checkpoint.root import step_directories
 from megatron_tlm.checkpoint.verify import verify
 from megatron_tlm.errors import CheckpointError
 from megatron_tlm.plan.grid import Grid
 from tests.unit.checkpoint.killing import kill_everywhere
-from tests.unit.checkpoint.made import facts, model_shape, save, values
+from tests.unit.checkpoint.made import convert, facts, model_shape, save, values
 
 
 def test_a_kill_at_any_point_leaves_no_half_target(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from megatron_tlm.checkpoint.tiling import tiling_fault
 from megatron_tlm.config.schema import Config, ModelConfig, ParallelConfig
 from megatron_tlm.plan.build import Plan, build_plan
 from megatron_tlm.plan.units import build_units
-from tests.unit.checkpoint.made import facts, model_shape
+from tests.unit.checkpoint.made import even_stages, facts, model_shape
 
 
 def manifest(tied: bool) -> Manifest:
@@ -59,7 +59,8 @@ def test_stages_and_shards_are_training_s_own(tied: bool, tensor: int, pipe: int
 )
 def test_every_element_goes_to_one_rank(tied: bool, tensor: int, pipe: int, data: int) -> None:
     source = manifest(tied)
-    target = plan_target(source, "made", tensor=tensor, pipe=pipe, data=data)
+    stages = even_stages(8, pipe)
+    target = plan_target(source, "made", tensor=tensor, pipe=pipe, data=data, stages=stages)
     assert len(target.parts) == tensor * pipe * data
     for key, record in source.tensors.items():
         boxes = [box for part in target.parts for other, box in part if other == key]
@@ -68,8 +69,8 @@ def test_every_element_goes_to_one_rank(tied: bool, tensor: int, pipe: int, data
 
 def test_zero_2_and_3_do_not_come_along_into_a_pipeline() -> None:
     source = manifest(False)
-    assert plan_target(source, "made", tensor=1, pipe=1, zero=3).facts.zero_stage == 3
-    assert plan_target(source, "made", tensor=1, pipe=2, zero=3).facts.zero_stage == 1
+    assert plan_target(source, "made", tensor=1, pipe=1, zero=3, stages=even_stages(8, 1)).facts.zero_stage == 3
+    assert plan_target(source, "made", tensor=1, pipe=2, zero=3, stages=even_stages(8, 2)).facts.zero_stage == 1
 
 
 def test_stages_given_by_hand_do_not_outlive_their_number() -> None:
@@ -77,5 +78,5 @@ def test_stages_given_by_hand_do_not_outlive_their_number() -> None:
     parallel = {"pipeline_model_parallel_size": 2, "pipeline_cuts": ["layers.1.mlp"]}
     source = replace(source, facts=replace(source.facts, config={**source.facts.config, "parallel": parallel}))
     for pipe, cuts in ((2, ["layers.1.mlp"]), (3, [])):
-        found = plan_target(source, "made", tensor=1, pipe=pipe).facts.config["parallel"]
+        found = plan_target(source, "made", tensor=1, pipe=pipe, stages=even_stages(8, pipe)).facts.config["parallel"]
         assert found["pipeline_cuts"] == cuts
