@@ -27,6 +27,12 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 # Flags that a page names as another program's: torchrun's, Slurm's, and Megatron's where ours is another.
 PEERS = {"--standalone", "--nproc-per-node", "--nodes", "--max-restarts", "--shutdown-timeout", "--signal"} | {
+    "--rdzv-backend",
+    "--rdzv-conf",
+    "--rdzv-id",
+    "--local-addr",
+    "--master-addr",
+    "--master-port",
     "--heterogeneous-layers-config-path",
     "--group-query-attention",
     "--use-distributed-optimizer",
