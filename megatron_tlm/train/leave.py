@@ -22,20 +22,27 @@ SILENT_PEERS = ("Timed out waiting", "timed out", "Timeout(ms)")
 
 def leave(error: BaseException, place: Whereabouts) -> NoReturn:
     """Says what happened and ends the process: its peers' connections close, which ends them too."""
-    code = USER_ERROR if isinstance(error, TlmError) else OTHER_ERROR
+    speak(error, place)
+    if _is(SILENT_PEERS, error):
+        end_stuck_launcher()
+    os._exit(USER_ERROR if isinstance(error, TlmError) else OTHER_ERROR)
+
+
+def speak(error: BaseException, place: Whereabouts) -> None:
+    """The last words, once; before files are closed, for torchrun gives the others no time once one rank has gone."""
+    if place.spoken:
+        return
+    place.spoken = True
     line = last_words(error, place)
     if not _is(LOST_PEERS, error):
         # torchrun shows the first word alone, and counts in seconds: it shall be that of the rank at fault.
         leave_word(line)
-    if _is(SILENT_PEERS, error):
-        end_stuck_launcher()
     # The console may be a file, on the disk that is full.
     with suppress(OSError):
         if _speaks(error, place):
             _tell(error, place, line)
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(code)
 
 
 def _speaks(error: BaseException, place: Whereabouts) -> bool:

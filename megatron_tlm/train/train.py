@@ -23,7 +23,7 @@ from megatron_tlm.train.bad_steps import StepJudge
 from megatron_tlm.train.build import build_engine, choose_backend
 from megatron_tlm.train.engine import Engine
 from megatron_tlm.train.heartbeat import Heartbeat, heartbeat_folder
-from megatron_tlm.train.leave import last_words, leave
+from megatron_tlm.train.leave import last_words, leave, speak
 from megatron_tlm.train.log import RunLog
 from megatron_tlm.train.loop import train_loop
 from megatron_tlm.train.multi_frequency import level_news
@@ -145,6 +145,7 @@ def _train(run: Run, progress: Progress) -> None:
         with Watchdog(run.place, 1.25 * _timeout(run.config).total_seconds()):
             train_loop(run, progress)
     except BaseException as error:
+        speak(error, run.place)
         run.log.event("failure", run.place.steps, error=last_words(error, run.place))
         raise
     finally:

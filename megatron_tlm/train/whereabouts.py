@@ -17,11 +17,12 @@ _WAKE_SECONDS = 5.0
 
 
 class Whereabouts:
-    """One per rank, kept up to date by whoever is at work; `steps` are those that are done."""
+    """One per rank, kept up to date by whoever is at work; `steps` are done, `spoken` once it has told how it ends."""
 
     def __init__(self, rank: int = 0) -> None:
         self.rank, self.stage, self.steps = rank, 0, 0
         self.doing, self.signs = "before the first step", 0
+        self.spoken = False
         self.heart = Heartbeat(None, rank, 1)
 
     def at(self, doing: str, phase: Phase = "training") -> None:
