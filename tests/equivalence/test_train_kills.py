@@ -35,7 +35,7 @@ def killed_run(folder: Path, prefix: str, **changes: object) -> Config:
 def survived(tmp_path: Path, kills: int, ranks: int, **changes: object) -> None:
     prefix = corpus(tmp_path / "data")
     quiet, killed = (killed_run(tmp_path / name, prefix, **changes) for name in ("quiet", "killed"))
-    assert launch(quiet, ranks).codes == [0] * ranks
+    assert launch(quiet, ranks, timeout_seconds=240).codes == [0] * ranks
     story = survive(killed, ranks, kills, seed=kills)
     assert story.attempts[-1].codes == [0] * ranks, story.attempts[-1].complained
     assert len(story.kills) == kills
