@@ -92,7 +92,7 @@ def test_a_corpus_of_another_vocabulary_is_told_before_any_rank_waits(tmp_path: 
     with IndexedDatasetWriter(tmp_path / "corpus", np.dtype(np.uint16)) as writer:
         writer.add_document(np.array([1, 300, 2]))
     data = DataConfig(train_data_path=(str(tmp_path / "corpus"),), valid_data_path=(str(tmp_path / "none"),))
-    with pytest.raises(DataError, match=r"corpus = token id 300 is beyond the model's vocab_size = 300"):
+    with pytest.raises(DataError, match=r"corpus: token id 300 is beyond the model's vocab_size = 300"):
         prepare(replace(CONFIG, data=data, training=replace(CONFIG.training, eval_iters=0)), 1)
 
 
