@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 AHEAD = 4  # micro-batches
 _POLL_SECONDS = 0.1
+_LEAVE_SECONDS = 5.0
 
 Batch = NDArray[np.int64]
 
@@ -42,7 +43,8 @@ class Feed:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closed.set()
-        self._thread.join()
+        # A reader that hangs in a file system shall not hold up a rank that leaves.
+        self._thread.join(_LEAVE_SECONDS)
 
     def __iter__(self) -> Self:
         return self

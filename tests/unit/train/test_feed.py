@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from megatron_tlm.errors import DataError
+from megatron_tlm.train import feed as feed_module
 from megatron_tlm.train.feed import AHEAD, Batch, Feed
 
 
@@ -56,6 +57,19 @@ def test_a_fault_of_the_reader_is_raised_in_its_turn() -> None:
 def test_the_end_is_an_end() -> None:
     with Feed(iter([np.array([[1]])]), pinned=False) as feed:
         assert [int(batch[0, 0]) for batch in feed] == [1]
+
+
+def test_a_reader_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "_LEAVE_SECONDS", 0.1)
+
+    def hangs() -> Iterator[Batch]:
+        yield np.array([[0]])
+        time.sleep(30)
+
+    begin = time.monotonic()
+    with Feed(hangs(), pinned=False) as feed:
+        next(feed)
+    assert time.monotonic() - begin < 10
 
 
 @pytest.mark.gpu
