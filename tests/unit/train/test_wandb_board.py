@@ -1,15 +1,18 @@
 """Weights & Biases, by a stand-in that notes what it is told: same scalars, same run after a resume, no way around."""
 
+import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from megatron_tlm.config.schema import LoggingConfig
+from megatron_tlm.config.schema import Config, DataConfig, LoggingConfig, ModelConfig, TrainingConfig
 from megatron_tlm.errors import ConfigError
 from megatron_tlm.train.log import WritingLog
+from megatron_tlm.train.prepare import prepare
 from megatron_tlm.train.wandb_board import RUN_ID_NAME, WandbBoard, require_wandb
 from tests.unit.train.test_log import SCALE, report
 
@@ -127,10 +130,14 @@ def test_a_refusal_is_a_sentence(tmp_path: Path, wandb: Wandb) -> None:
 
 
 def test_a_package_that_is_not_there_is_told_at_the_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "wandb" else find(name))
+    model = ModelConfig(num_layers=2, hidden_size=16, num_attention_heads=2, seq_length=8, vocab_size=32)
+    whole = Config(model, training=TrainingConfig(train_iters=1), data=DataConfig(mock_data=True))
+    prepare(whole, 1)
     with pytest.raises(ConfigError, match=r"wandb_project = p needs the package wandb, which is not installed here"):
-        require_wandb(config(tmp_path))
-    require_wandb(LoggingConfig())
+        prepare(replace(whole, logging=config(tmp_path)), 1)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_a_run_left_behind_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
