@@ -6,6 +6,8 @@ Most ranks here are forked into a namespace, half a second each; one run goes th
 import os
 import re
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,9 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from megatron_tlm.config.dump import dump
 from megatron_tlm.config.schema import Config
 from megatron_tlm.data.pair_writer import IndexedDatasetWriter
 from megatron_tlm.train import rank_facts
+from tests.e2e.commands import ROOT
 from tests.equivalence.launching import Launch, assert_equal_bits, launch, losses_of, run_config, tensors_of
 from tests.equivalence.training import VOCAB
 from tests.namespaces import INTERFACE, Node, network
@@ -227,3 +231,40 @@ def test_a_cable_that_is_pulled_ends_every_rank_within_the_timeout(
     assert time.monotonic() - pulled[0] < 40
     assert all(code > 0 for code in ended.codes), ended.codes
     assert re.search(r"rank \d.*", ended.complained)
+
+
+def torchrun(node: Node, folder: Path, *words: str) -> subprocess.Popen[str]:
+    """Two ranks of two nodes, by the c10d rendezvous at node 0."""
+    meeting = ["--rdzv-backend=c10d", "--rdzv-endpoint=10.77.0.1:29511", f"--local-addr={node.address}"]
+    meeting += ["--rdzv-conf", f"is_host={int(node.number == 0)},read_timeout=20"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", *meeting]
+    fixed = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": INTERFACE, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    return subprocess.Popen(
+        node.command([*launcher, "-m", "megatron_tlm", *words]),
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", **fixed},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_torchrun_on_two_nodes_is_the_run_of_one_machine(nodes: list[Node], disks: list[Path], tmp_path: Path) -> None:
+    """Tensor ranks inside a node, stages across; the corpus under another path on each node."""
+    alone = on_corpus(run_config(tmp_path / "alone", **TENSOR_INSIDE), tmp_path / "local")
+    assert launch(alone, 4).codes == [0] * 4
+    config = on_corpus(run_config(tmp_path / "nodes", **TENSOR_INSIDE), tmp_path / "local")
+    (tmp_path / "run.yaml").write_text(dump(config))
+    shutil.rmtree(tmp_path / "local")
+    started = [
+        torchrun(node, tmp_path, "train", "--config", "run.yaml", "--data-path", str(disks[node.number] / "corpus"))
+        for node in nodes[:2]
+    ]
+    try:
+        said = [process.communicate(timeout=400)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 0], said
+    assert losses_of(config) == losses_of(alone)
+    assert_equal_bits(tensors_of(config), tensors_of(alone))
