@@ -55,8 +55,9 @@ def build_log(config: Config, prepared: Prepared, mesh: Mesh, progress: Progress
     )
     facts = start_facts(plan, train_steps=prepared.train_steps, samples_per_step=batch, hosts=hosts)
     log.event("start", progress.step, **facts)
-    if progress.step:
-        log.event("resume", progress.step, source=str(prepared.source), **asdict(log.lost))
+    if progress.step or starts:
+        source = None if prepared.source is None else str(prepared.source)
+        log.event("resume", progress.step, source=source, **asdict(log.lost))
     if starts and (log.lost.steps_again or log.lost.seconds_down):
         log.say(
             f"lost: {log.lost.steps_again} steps that are taken again, {log.lost.seconds_again:.1f} s of training, and "
