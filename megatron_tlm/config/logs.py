@@ -11,7 +11,9 @@ class LoggingConfig:
     """Console, files, TensorBoard, Weights & Biases, signs of life."""
 
     log_interval: int = option(10, "steps between console lines")
-    log_dir: str | None = option(None, "folder for metrics.jsonl, config.yaml and the loss plot", metavar="DIR")
+    log_dir: str | None = option(
+        None, "folder for metrics.jsonl, events.jsonl, config.yaml, the loss plot and what follows", metavar="DIR"
+    )
     tensorboard_dir: str | None = option(
         None, "folder for TensorBoard files (default: log_dir/tensorboard)", metavar="DIR"
     )

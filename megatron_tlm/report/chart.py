@@ -81,7 +81,8 @@ def line_chart(
     parts += [_curve(item, x_axis, y_axis) for item in drawn]
     parts.append(Html(f'<line class="cross" x1="0" x2="0" y1="{TOP}" y2="{height - BOTTOM}"/>'))
     label = f"{title}: {', '.join(item.name for item in drawn if not item.faint)}"
-    svg = element("svg", *parts, viewBox=f"0 0 {width} {height}", role="img", aria_label=label)
+    size = {"viewBox": f"0 0 {width} {height}", "_class": "wide" if wide else ""}
+    svg = element("svg", *parts, **size, role="img", aria_label=label)
     # A logarithmic x keeps its picture; the pointer's values read a straight axis.
     data = {} if log_x else {"data_chart": _data(drawn, x_axis), "data_x": x_name}
     return element("figure", caption, _legend(drawn), svg, **data)

@@ -11,7 +11,7 @@ from megatron_tlm.report.page import Html, badge, columns, element, fold, page, 
 from megatron_tlm.report.read import Logged
 from megatron_tlm.report.run import clock, history_sections, plan_sections
 from megatron_tlm.report.scale import short_number
-from megatron_tlm.report.summary import duration, model_line, recent, state, typical
+from megatron_tlm.report.summary import duration, model_line, part, recent, state, typical
 
 # Where a run writes is no difference between runs.
 _PLACES = ("checkpoint.save", "checkpoint.load", "logging.log_dir", "logging.tensorboard_dir")
@@ -46,7 +46,7 @@ def _summary(runs: Sequence[Logged], now: float) -> Html:
     for index, run in enumerate(runs):
         told, valid = state(run, now), run.curve("valid_loss").ys
         swatch = element("span", _class="swatch", style=f"background:{color_of(index)}")
-        parameters = run.start.get("plan", {}).get("parameters")
+        parameters = part(run.start, "plan").get("parameters")
         rows.append(
             [
                 Html(swatch + text(run.name)),

@@ -32,7 +32,14 @@ def taper_picture(widths: Sequence[int], stages: Sequence[int], *, title: str = 
             at = f'x="{x + each / 2:.1f}" text-anchor="middle"'
             parts.append(f'<text {at} y="{middle - tall / 2 - 5:.1f}">{size}</text>')
             parts.append(f'<text {at} y="{top + _HIGH + 18}">{layer}</text>')
-    svg = element("svg", Html("".join(parts)), viewBox=f"0 0 {width} {top + _HIGH + 26}", role="img", aria_label=title)
+    svg = element(
+        "svg",
+        Html("".join(parts)),
+        viewBox=f"0 0 {width} {top + _HIGH + 26}",
+        role="img",
+        aria_label=title,
+        _class="wide",
+    )
     names = [(shade_of(stage, count), f"stage {stage}") for stage in dict.fromkeys(stages)] if several else []
     note = element("span", "  MLP width of each layer, input on the left")
     return element("figure", element("figcaption", title, note), _keys(names), svg)
@@ -56,7 +63,14 @@ def time_bars(title: str, unit: str, rows: Mapping[str, Sequence[float]], kinds:
             )
             x += long
         parts.append(f'<text x="{x + 8:.1f}" y="{y + 15}">{short_number(sum(values))}</text>')
-    svg = element("svg", Html("".join(parts)), viewBox=f"0 0 {width} {each * len(rows)}", role="img", aria_label=title)
+    svg = element(
+        "svg",
+        Html("".join(parts)),
+        viewBox=f"0 0 {width} {each * len(rows)}",
+        role="img",
+        aria_label=title,
+        _class="wide",
+    )
     names = [(color_of(index), kinds[place]) for index, place in enumerate(shown)]
     return element("figure", element("figcaption", title, element("span", f"  {unit}")), _keys(names), svg)
 

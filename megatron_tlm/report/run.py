@@ -13,10 +13,10 @@ from megatron_tlm.report.page import Html, badge, columns, element, fold, page, 
 from megatron_tlm.report.pictures import taper_picture, time_bars
 from megatron_tlm.report.read import Event, Logged
 from megatron_tlm.report.scale import short_number, size_text
-from megatron_tlm.report.summary import duration, model_line, places, stage_of_layers, state
+from megatron_tlm.report.summary import duration, model_line, part, places, stage_of_layers, state
 from megatron_tlm.report.summary import tiles as summary_tiles
 
-MOST_ROWS = 200  # of a table; the newest are shown
+MOST_ROWS, MOST_MARKS = 200, 50  # of a table and a chart; the newest are shown
 KINDS = ("forward", "backward", "communication", "wait", "load", "reduce", "update")
 _OWN_COLUMNS = ("event", "step", "time")
 
@@ -39,16 +39,17 @@ def run_page(run: Logged, now: float) -> str:
 
 def marks(run: Logged) -> list[Mark]:
     """Where the run went back or on, and where a step was bad."""
-    found = [Mark(e["step"], f"resumed from step {e['step']}") for e in run.of_kind("resume")]
-    found += [Mark(e["step"], f"bad step {e['step']}", bad=True) for e in run.of_kind("bad_step", "rollback")]
-    return found[-50:]
+    kinds = {"resume": "resumed from step", "bad_step": "bad step", "rollback": "went back from step"}
+    told = ((event["event"], event.get("step")) for event in run.of_kind(*kinds))
+    marked = [(kind, step) for kind, step in told if isinstance(step, int)][-MOST_MARKS:]
+    return [Mark(step, f"{kinds[kind]} {step}", bad=kind != "resume") for kind, step in marked]
 
 
 def plan_sections(run: Logged) -> Iterator[Html]:
     """The taper, the stages as planned, and their times as measured."""
-    plan = run.start.get("plan")
+    plan = _plan(run)
     measured = _measured(run)
-    if isinstance(plan, dict) and plan.get("widths"):
+    if plan:
         stages = stage_of_layers(plan) or [0] * len(plan["widths"])
         note = ""
         if len(plan["stages"]) > 1:
@@ -64,6 +65,15 @@ def plan_sections(run: Logged) -> Iterator[Html]:
             f"micro-batches each; measured bubble {100 * measured.mean_bubble:.1f} %."
         )
         yield section("Stages, measured", time_bars("A step of each stage", "ms", rows, KINDS), note=note)
+
+
+def _plan(run: Logged) -> Mapping[str, Any]:
+    """What the last start logged of it; nothing where a part is missing, as from another version."""
+    plan = part(run.start, "plan")
+    if not {"widths", "units", "stages", "bubble", "imbalance"} <= plan.keys():
+        return {}
+    parts = {"first_unit", "last_unit", "parameters", "cost", "bubble", "memory_bytes"}
+    return plan if all(parts <= stage.keys() for stage in plan["stages"]) else {}
 
 
 def _measured(run: Logged) -> PipelineSeconds | None:
@@ -156,7 +166,7 @@ def rest_sections(run: Logged) -> Iterator[Html]:
     if others:
         yield section("Other figures", fold(f"{len(others)} charts", columns(*others)))
     blocks = []
-    if versions := run.start.get("versions"):
+    if versions := part(run.start, "versions"):
         blocks.append(table(("what", "version"), versions.items()))
     if run.config:
         blocks.append(fold("Every field of the configuration", searchable(run.config, "search the configuration")))

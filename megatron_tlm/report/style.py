@@ -39,6 +39,8 @@ figcaption span{color:var(--quiet);font-weight:400}
 .legend i{display:inline-block;width:14px;height:3px;border-radius:2px;margin-right:6px;vertical-align:middle}
 .legend i.dot{width:8px;height:8px;border-radius:50%}
 svg{display:block;width:100%;height:auto;overflow:visible;margin-top:6px}
+svg.wide{min-width:620px}
+figure:has(svg.wide){overflow-x:auto}
 svg text{fill:var(--quiet);font-size:11px;font-family:inherit;font-variant-numeric:tabular-nums}
 svg .grid{stroke:var(--grid)}
 svg .axis{stroke:var(--line)}

@@ -1,6 +1,6 @@
 """What a run came to, in words and a handful of numbers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
@@ -39,12 +39,12 @@ def state(run: Logged, now: float) -> State:
 
 def tiles(run: Logged) -> Iterator[tuple[str, str, str]]:
     """(label, value, detail) of the numbers that come first."""
-    total = run.start.get("train_steps")
+    total, each = (run.start.get(name) for name in ("train_steps", "tokens_per_step"))
     share = f"{100 * run.last_step / total:.0f} % of {total:,}" if total else ""
     yield "steps", f"{run.last_step:,}", share
     tokens = run.curve("tokens").ys
     if tokens:
-        yield "tokens", short_number(tokens[-1]), f"{run.start.get('tokens_per_step', 0):,} a step" if run.start else ""
+        yield "tokens", short_number(tokens[-1]), f"{each:,} a step" if each else ""
     loss = recent(run, "loss")
     if loss is not None:
         yield "training loss", f"{loss:.4f}", f"mean of the last {min(RECENT, len(run.curve('loss').ys))} steps"
@@ -91,10 +91,10 @@ def model_line(run: Logged) -> str:
     start = run.start
     if not start:
         return ""
-    model, layout, plan = start.get("model", {}), start.get("layout", {}), start.get("plan", {})
+    model, layout, plan = (part(start, name) for name in ("model", "layout", "plan"))
     parts = [
         f"{model.get('mixer', '')}, {short_number(plan.get('parameters', 0))} parameters, {model.get('layers')} layers "
-        f"of {model.get('hidden_size')}, {model.get('seq_length'):,} tokens a sample"
+        f"of {model.get('hidden_size')}, {model.get('seq_length')} tokens a sample"
         if model
         else "",
         f"tensor {layout.get('tensor')} x pipeline {layout.get('pipe')} x data {layout.get('data')}" if layout else "",
@@ -102,6 +102,12 @@ def model_line(run: Logged) -> str:
         str(start.get("device", "")),
     ]
     return " · ".join(part for part in parts if part)
+
+
+def part(event: Event, name: str) -> Mapping[str, Any]:
+    """A fact that has facts of its own; empty where it is not there."""
+    found = event.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def places(start: Event) -> str:
@@ -121,7 +127,7 @@ def duration(seconds: float) -> str:
     return f"{hours}h {minutes:02d}m" if hours < 48 else f"{hours // 24}d {hours % 24}h"
 
 
-def stage_of_layers(plan: dict[str, Any]) -> list[int]:
+def stage_of_layers(plan: Mapping[str, Any]) -> list[int]:
     """The stage that holds each layer's MLP, from the plan that a start logged."""
     names = [unit["name"] for unit in plan.get("units", ())]
     firsts = [stage["first_unit"] for stage in plan.get("stages", ())]

@@ -61,6 +61,16 @@ def test_a_run_that_only_just_began_or_logged_no_events_has_a_page(tmp_path: Pat
         assert ("nothing was logged" in made) == (not steps)
 
 
+def test_what_another_version_logged_is_left_out(tmp_path: Path) -> None:
+    whole, part = start()["plan"], start()["plan"]
+    del part["stages"][1]["cost"]
+    for name, plan in (("none", None), ("words", "x"), ("half", {"widths": [1]}), ("part", part), ("whole", whole)):
+        run = logged(
+            tmp_path / name, [step(1)], [start(plan=plan), {"event": "resume"}, {"event": "bad_step", "step": "x"}]
+        )
+        assert ("layer 0: MLP 48" in run_page(run, NOW)) == (name == "whole")
+
+
 def test_names_from_a_stranger_stay_text(tmp_path: Path) -> None:
     events = [start(host=EVIL, device=EVIL), {"event": EVIL, "step": 1, EVIL: EVIL}, {"event": "stop", "cause": EVIL}]
     run = logged(tmp_path / "run", [step(1, **{EVIL: 1.0})], events, EVIL)
