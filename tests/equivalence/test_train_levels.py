@@ -54,6 +54,18 @@ def test_another_layout_continues_the_window(
     half, whole = seven_steps
     rest = continued(half, tmp_path, **HOPE, **changes)
     finish(rest, ranks)
+    assert_same_end(rest, whole)
+
+
+def test_one_rank_continues_the_window_of_two_data_ranks(seven_steps: tuple[Any, Any], tmp_path: Path) -> None:
+    half = run_config(tmp_path / "half", exit_interval=7, **HOPE, **{ZERO: 2})
+    finish(half, 2)
+    rest = continued(half, tmp_path, **HOPE)
+    finish(rest, 1)
+    assert_same_end(rest, seven_steps[1])
+
+
+def assert_same_end(rest: Any, whole: Any) -> None:
     torch.testing.assert_close(losses_of(rest), losses_of(whole)[7:], rtol=1e-6, atol=0)
     found, wanted = tensors_of(rest), tensors_of(whole)
     for key in wanted:

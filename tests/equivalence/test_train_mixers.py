@@ -13,21 +13,28 @@ import torch
 from megatron_tlm.errors import PlanError
 from megatron_tlm.train.optimizer import check_stages
 from tests.equivalence.test_train import GRID, PIPE, SEQUENCE, TENSOR, TWO_STAGES, ZERO, assert_same_run, show
-from tests.equivalence.training import VOCAB, Trained, build_plan, engine_run, plain_run, tiny
+from tests.equivalence.training import (
+    LEARNING_RATES,
+    VOCAB,
+    Trained,
+    batches,
+    build_plan,
+    engine_on,
+    engine_run,
+    gather_tensors,
+    plain_run,
+    tiny,
+)
 from tests.ranks import run_ranks
 
 UNMATCHED = {"match_params": False}
+# Three chunks, two rows at a time: a memory's kernels are many and small, and each layout runs all of them.
+MEMORY = {"memory_chunk_size": 8, "memory_persistent_tokens": 8, "micro_batch_size": 2, **UNMATCHED}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gated": {"mixer": "gated_attention", **UNMATCHED},
     "gated-headwise-normed": {"mixer": "gated_attention", "attention_gate": "headwise", "qk_norm": True, **UNMATCHED},
-    "lmm": {"mixer": "titans_lmm", "memory_chunk_size": 4, "memory_persistent_tokens": 8, **UNMATCHED},
-    "mag": {
-        "mixer": "titans_mag",
-        "attention_window": 6,
-        "memory_chunk_size": 4,
-        "memory_persistent_tokens": 8,
-        **UNMATCHED,
-    },
+    "lmm": {"mixer": "titans_lmm", **MEMORY},
+    "mag": {"mixer": "titans_mag", "attention_window": 6, **MEMORY},
     "hope": {"cms_levels": 3, "cms_periods": (1, 2, 3), "ffn_hidden_size": 96},
     "hope-sum": {"cms_levels": 3, "cms_periods": (1, 2, 3), "cms_update": "sum", "ffn_hidden_size": 96},
 }
@@ -126,11 +133,32 @@ def test_slow_weights_in_bf16_are_their_masters() -> None:
             assert torch.equal(run.tensors[parameter, "weight"], tensor.bfloat16().float())
 
 
+def weights_after_each_step(rank: int, config: Any) -> list[dict[tuple[str, str], torch.Tensor]]:
+    with engine_on(config, 1) as (engine, plan, mesh):
+        data, weights = batches(config), []
+        for rate in LEARNING_RATES:
+            engine.train_step(data, rate)
+            weights.append(gather_tensors(engine, plan, mesh, config.parallel.zero_stage))
+    return weights
+
+
 @pytest.mark.parametrize("name", HOPE)
 def test_a_slow_level_moves_at_the_ends_of_its_windows_alone(name: str) -> None:
-    config = tiny(**ARCHITECTURES[name])
-    weights = [run_ranks(1, engine_run, config, 1, steps)[0].tensors for steps in (1, 2, 3)]
-    for level, moves_in in ((0, (2, 3)), (1, (2,)), (2, (3,))):
+    (weights,) = run_ranks(1, weights_after_each_step, tiny(**ARCHITECTURES[name]))
+    for level, moves_in in ((0, (2, 3, 4, 5)), (1, (2, 4)), (2, (3,))):
         key = (f"layers.1.mlp.{level}.up.weight", "weight")
         moved = tuple(step for step, (a, b) in enumerate(pairwise(weights), 2) if not torch.equal(a[key], b[key]))
         assert moved == moves_in
+
+
+def test_levels_that_move_at_every_step_are_torchs_adamw() -> None:
+    config = tiny(**ARCHITECTURES["hope"] | {"cms_periods": (1, 1, 1)})
+    assert_same_run(run_ranks(1, engine_run, config, 1)[0], plain_run(config))
+
+
+def test_one_level_is_transformer_plus_plus_bit_for_bit() -> None:
+    plain, one = (run_ranks(1, engine_run, tiny(**kind), 1)[0] for kind in ({}, {"cms_levels": 1, "cms_periods": (1,)}))
+    assert (one.losses, one.norms) == (plain.losses, plain.norms)
+    assert one.tensors.keys() == plain.tensors.keys()
+    assert all(torch.equal(one.tensors[key], tensor) for key, tensor in plain.tensors.items())
+    assert_same_run(one, plain_run(tiny()))

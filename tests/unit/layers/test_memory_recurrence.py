@@ -98,6 +98,8 @@ def test_without_steps_the_memory_only_forgets() -> None:
     output, (first, second, *_) = fast(x, 4, max_step=0.0)
     assert torch.equal(first, x["first"])
     assert torch.equal(second, x["second"])
+    static = [memory_oracle.memory((first, second), q, x["scale"], x["shift"]) for q in x["q"]]
+    torch.testing.assert_close(output, torch.stack(static), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("logit", [-30.0, 30.0])
