@@ -31,7 +31,7 @@ h2{font-size:17px;font-weight:600;margin:44px 0 12px;letter-spacing:-.005em}
 .tile{padding:13px 16px 12px}
 .label,.detail{color:var(--quiet);font-size:12.5px;overflow-wrap:anywhere}
 .value{font-size:22px;font-weight:550;letter-spacing:-.01em;font-variant-numeric:tabular-nums;margin:2px 0 1px}
-.columns{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,460px),1fr));gap:16px}
+.columns{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,380px),1fr));gap:16px}
 figure{margin:0;padding:14px 16px 10px;position:relative;min-width:0}
 figcaption{font-weight:550;font-size:14px}
 figcaption span{color:var(--quiet);font-weight:400}
