@@ -1,8 +1,10 @@
 """What `evaluate` does once its flags are in order: a model restored, sets measured one by one, results told."""
 
+import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stdout
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -130,7 +132,11 @@ class Measuring:
         model = harness.HarnessModel(
             self._restored.model, tokenizer, self._windows.context, self._batch, self._countdown
         )
-        with redirect_stdout(sys.stderr):  # the harness prints, and standard output is for results
+        with ExitStack() as aside:
+            aside.enter_context(redirect_stdout(sys.stderr))  # the harness prints, and this is for results
+            if self._launch.rank:
+                logging.getLogger("lm_eval").setLevel(logging.ERROR)
+                aside.enter_context(redirect_stderr(aside.enter_context(open(os.devnull, "w", encoding="utf-8"))))
             results = harness.run_tasks(model, found, manager, num_fewshot, limit)
         if results is None:
             return

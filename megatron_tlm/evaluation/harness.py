@@ -35,8 +35,11 @@ BOOTSTRAP_DRAWS = 1000
 MAX_NEW_TOKENS = 256  # where a task does not say, as the harness has it
 
 
-def load_tasks(names: Sequence[str], include_path: str | None) -> tuple[TaskManager, list[str]]:
-    """What knows the tasks, and their names. ConfigError for a name that neither the folder nor the harness has."""
+def load_tasks(names: Sequence[str], include_path: str | None) -> tuple[TaskManager, list[Any]]:
+    """What knows the tasks, and the tasks with their data.
+
+    ConfigError for a name that neither the folder nor the harness has, and for a task that cannot be loaded.
+    """
     if include_path is not None and not Path(include_path).is_dir():
         raise ConfigError(f"--include-path = {include_path} is not a directory; give the one of the tasks' YAML files")
     # The harness's own some thousands of YAML files are read where a name is not found without them.
@@ -48,11 +51,24 @@ def load_tasks(names: Sequence[str], include_path: str | None) -> tuple[TaskMana
             close = nearest(name, manager.all_tasks)
             way_out = f"did you mean {close}?" if close else "give the folder of its YAML file as --include-path"
             raise ConfigError(f"--tasks = {name} is not among {len(manager.all_tasks)} tasks; {way_out}")
-    return manager, list(names)
+    return manager, [task for name in names for task in _load(manager, name)]
+
+
+def _load(manager: TaskManager, name: str) -> list[Any]:
+    """A task, a group, or the tasks of a tag."""
+    try:
+        loaded = manager.load([name])
+    except Exception as error:  # whatever a task's own code, a data set's or the network may raise
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise ConfigError(
+            f"--tasks = {name} cannot be loaded ({reason}); mend its YAML file, or fetch its data first"
+        ) from error
+    groups = loaded.get("groups", {})
+    return [groups[name]] if name in groups else list(loaded["tasks"].values())
 
 
 def run_tasks(
-    model: "HarnessModel", names: Sequence[str], manager: TaskManager, num_fewshot: int | None, limit: int | None
+    model: "HarnessModel", tasks: Sequence[Any], manager: TaskManager, num_fewshot: int | None, limit: int | None
 ) -> Any:
     """The harness's own results, None on ranks that are not the first of their node. Collective."""
     # Standard errors by bootstrap: its pool of processes would be forked from ranks, and cost more than it saves.
@@ -61,7 +77,7 @@ def run_tasks(
     try:
         return simple_evaluate(
             model,
-            tasks=list(names),
+            tasks=list(tasks),
             num_fewshot=num_fewshot,
             limit=limit,
             task_manager=manager,

@@ -197,6 +197,13 @@ def test_an_unknown_task_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         harness.load_tasks(["zzz"], folder)
 
 
+def test_a_task_whose_data_is_not_there_is_told(tmp_path: Path) -> None:
+    folder = write_tasks(tmp_path)
+    (folder / "texts.jsonl").unlink()
+    with pytest.raises(ConfigError, match=r"--tasks = tiny_texts cannot be loaded \(.*texts.jsonl.*\); mend its YAML"):
+        harness.load_tasks(["tiny_texts"], str(folder))
+
+
 def test_a_folder_of_tasks_that_is_none_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--include-path = .*gone is not a directory; give the one of the tasks'"):
         harness.load_tasks(["tiny_texts"], str(tmp_path / "gone"))
