@@ -25,7 +25,7 @@ ACTIONS = {
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9_]*(?:-[a-z0-9_]+)*")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
-# Flags that a page names as another program's: torchrun's, Slurm's, and Megatron's where ours is another.
+# Flags that a page names as another program's: torchrun's, Slurm's, Megatron's where ours is another, tools/bench's.
 PEERS = {"--standalone", "--nproc-per-node", "--nodes", "--max-restarts", "--shutdown-timeout", "--signal"} | {
     "--rdzv-backend",
     "--rdzv-conf",
@@ -40,6 +40,9 @@ PEERS = {"--standalone", "--nproc-per-node", "--nodes", "--max-restarts", "--shu
     "--exit-on-missing-checkpoint",
     "--multiple-validation-sets",
     "--ckpt-format",
+    "--brief",
+    "--parameters",
+    "--vocabulary",
     "--help",
 }
 
