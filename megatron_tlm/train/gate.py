@@ -29,17 +29,21 @@ def refuse(loss: float, norm: float) -> bool:
 
 
 class StepGate:
-    """In front of `optimizer.step`; `measure` gives this rank's loss and norm, once all gradients are reduced."""
+    """In front of `optimizer.step`; `measure` gives this rank's loss and norm, once all gradients are reduced.
+
+    `judged` is what the judge was given in the last step: to the bit the same on all ranks; None if it was not asked.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer, measure: Callable[[], tuple[float, float]]) -> None:
         self._measure, self._step = measure, optimizer.step
         self._judge: Judge | None = None
         self._allowed: bool | None = None
+        self.judged: tuple[float, float] | None = None
         optimizer.step = self._pass  # type: ignore[method-assign]
 
     def close(self, judge: Judge) -> None:
         """Nothing passes until the judge was asked, once per step and on every rank."""
-        self._judge, self._allowed = judge, None
+        self._judge, self._allowed, self.judged = judge, None, None
 
     def open(self) -> bool:
         """Whether the update was made; from here on everything passes."""
@@ -58,4 +62,7 @@ class StepGate:
         finite = math.isfinite(loss) and math.isfinite(norm) and norm >= 0
         given = [0.0, loss, norm] if finite else [1.0, -math.inf, -math.inf]
         broken, loss, norm = all_reduce_max(given)
-        return not broken and judge(loss, norm)
+        if broken:
+            return False
+        self.judged = loss, norm
+        return judge(loss, norm)

@@ -119,11 +119,12 @@ class PipelineEngine:
     def train_step(self, micro_batches: MicroBatches, learning_rate: float, judge: Judge = accept) -> StepResult:
         set_learning_rate(self.deepspeed.optimizer, learning_rate)
         self._gate.close(judge)
-        loss = float(self.deepspeed.train_batch(self._batches(micro_batches, self._plan.micro_batches)))
-        if not self._gate.open():
-            return StepResult(loss, self._grad_norm(), applied=False)
-        levels = read_levels(self.deepspeed.basic_optimizer, self._config, self._plan, self._mesh)
-        return StepResult(loss, self._grad_norm(), levels)
+        mean = float(self.deepspeed.train_batch(self._batches(micro_batches, self._plan.micro_batches)))
+        applied = self._gate.open()
+        told = self._gate.judged or (mean, self._grad_norm())
+        if not applied:
+            return StepResult(*told, applied=False)
+        return StepResult(*told, read_levels(self.deepspeed.basic_optimizer, self._config, self._plan, self._mesh))
 
     def _grad_norm(self) -> float:
         """Of the gradient as it was before clipping."""

@@ -95,10 +95,11 @@ class ZeroEngine:
                     clip = self._config.optimizer.clip_grad
                     self._norm = clip_gradients(self.parameters.values(), self._mesh, clip)
             engine.step()
-        if not self._gate.open():
-            return StepResult(self._step_loss, self._grad_norm(), applied=False)
-        levels = read_levels(engine.basic_optimizer, self._config, self._plan, self._mesh)
-        return StepResult(self._step_loss, self._grad_norm(), levels)
+        applied = self._gate.open()
+        told = self._gate.judged or (self._step_loss, self._grad_norm())
+        if not applied:
+            return StepResult(*told, applied=False)
+        return StepResult(*told, read_levels(engine.basic_optimizer, self._config, self._plan, self._mesh))
 
     def _grad_norm(self) -> float:
         """Of the gradient as it was before clipping."""
