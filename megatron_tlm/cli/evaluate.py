@@ -3,6 +3,7 @@
 from argparse import Namespace
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 from megatron_tlm.cli.ranks import on_ranks
 from megatron_tlm.config.launch import Launch
@@ -130,6 +131,8 @@ def _check(args: Namespace) -> None:
         number(args, name, bound)
     for name, bound in (("stride", 1), ("limit", 1), ("num_fewshot", 0)):
         number(args, name, bound)
+    if args.json is not None and Path(args.json).is_dir():
+        raise ConfigError(f"--json = {args.json} is a folder; give a file, or nothing for lines on standard output")
     for word in args.data_path or ():
         if _is_weight(word):
             raise ConfigError(f"--data-path = {word} is a weight and corpora are measured one by one; give prefixes")

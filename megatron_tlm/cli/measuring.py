@@ -95,13 +95,10 @@ class Measuring:
         """The documents of all files that a pattern names, as one set."""
 
         def open_texts() -> tuple[Record, list[str], Tokenizer]:
-            tokenizer = self._restored.tokenizer
-            if tokenizer is None:
-                raise ConfigError(
-                    f"--text = {pattern} cannot be read by {self._restored.path}, which was trained without a "
-                    "tokenizer; give --data-path"
-                )
+            tokenizer = self._tokenizer(f"--text = {pattern}")
             sources = expand_inputs([pattern])
+            if any(source.is_stream for source in sources):
+                raise ConfigError(f"--text = {pattern} is standard input, which has no hash to keep; give a file")
             texts = list(islice(_texts(sources, key, paged=protocol == "wikitext"), limit))
             files = [{"path": str(source), "sha256": hash_file(source.path).sha256} for source in sources]
             return {"files": files, "json_key": key, "documents": len(texts)}, texts, tokenizer
@@ -121,13 +118,8 @@ class Measuring:
 
     def tasks(self, names: Sequence[str], include_path: str | None, num_fewshot: int | None, limit: int | None) -> None:
         """Tasks of lm-evaluation-harness: a record for each, and the harness's own table."""
+        tokenizer = self._together(lambda: self._tokenizer(f"--tasks = {' '.join(names)}"))
         harness = self._together(_import_harness)
-        tokenizer = self._restored.tokenizer
-        if tokenizer is None:
-            raise ConfigError(
-                f"--tasks = {' '.join(names)} cannot be read by {self._restored.path}, which was trained without a "
-                "tokenizer; give --data-path"
-            )
         manager, found = self._together(lambda: harness.load_tasks(names, include_path))
         model = harness.HarnessModel(
             self._restored.model, tokenizer, self._windows.context, self._batch, self._countdown
@@ -163,6 +155,14 @@ class Measuring:
 
     def _together(self, action: Callable[[], T]) -> T:
         return agree(action) if self._launch.world_size > 1 else action()
+
+    def _tokenizer(self, asked: str) -> Tokenizer:
+        if self._restored.tokenizer is None:
+            raise ConfigError(
+                f"{asked} cannot be read by {self._restored.path}, which was trained without a tokenizer; give "
+                "--data-path"
+            )
+        return self._restored.tokenizer
 
     def _choose_windows(self, wishes: Wishes) -> Windows:
         positions = self._restored.config.model.positions

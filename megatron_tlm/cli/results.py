@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from megatron_tlm.errors import ConfigError
+
 Record = dict[str, Any]
 
 # Key of a record -> heading and format; columns that no record fills are left out.
@@ -51,14 +53,20 @@ def _cell(value: Any, form: str) -> str:
 
 
 def write_json(records: Sequence[Record], path: Path | None) -> None:
-    """A list of all records into a file, or a line for each on stdout; what is not finite becomes null."""
+    """A list of all records into a file, or a line for each on stdout; what is not finite becomes null.
+
+    ConfigError where the file cannot be written.
+    """
     finite = [_finite(record) for record in records]
     if path is None:
         for record in finite:
             print(json.dumps(record, default=str), flush=True)
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(finite, indent=2, default=str) + "\n", encoding="utf-8")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(finite, indent=2, default=str) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--json = {path} cannot be written ({error.strerror}); give another file") from error
 
 
 def _finite(value: Any) -> Any:

@@ -181,6 +181,8 @@ def test_lambada_is_the_last_word_and_whether_it_is_guessed(
         ("--stride 33", "--stride = 33 lies outside 1..32, the tokens of a window (--seq-length); give one inside"),
         ("--protocol lambada", "--protocol = lambada does nothing without --text; give that too, or leave it out"),
         ("--limit 3", "--limit = 3 does nothing without --text or --tasks"),
+        ("--text -", "--text = - is standard input, which has no hash to keep; give a file"),
+        ("--json .", "--json = . is a folder; give a file, or nothing for lines on standard output"),
         ("--text nowhere.jsonl", "'nowhere.jsonl' matches no file of text"),
         ("--tensor-model-parallel-size 2", "world size = 1 is not a multiple of tensor x pipeline = 2 x 1 = 2"),
         ("--eval-iters 0", "--eval-iters = 0 is below 1; give 1 or more"),
@@ -196,6 +198,21 @@ def test_a_mistake_is_told(
 ) -> None:
     assert main(["evaluate", "--load", str(checkpoint), "--data-path", str(corpus), *flags.split()]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--text", "--tasks"])
+def test_text_needs_a_tokenizer(flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_tiny(tmp_path, tiny_config())
+    assert main(["evaluate", "--load", str(tmp_path), flag, "some.jsonl"]) == 2
+    assert (
+        f"{flag} = some.jsonl cannot be read by {tmp_path / 'step-00000010'}, which was trained without a tokenizer; "
+        "give --data-path"
+    ) in capsys.readouterr().err
+
+
+def test_nothing_to_measure_is_told(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", "--load", str(checkpoint)]) == 2
+    assert "--data-path, --text, --tasks = none given where 1 says what to measure" in capsys.readouterr().err
 
 
 def test_windows_longer_than_the_model_are_refused(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from megatron_tlm.cli.results import table, write_json
+from megatron_tlm.errors import ConfigError
 
 RECORDS = [
     {"data": "books", "protocol": "stream", "tokens": 12345, "loss": 1.0, "perplexity": math.inf},
@@ -20,6 +21,12 @@ def test_columns_that_nobody_fills_are_left_out() -> None:
         "books  stream    12,345  1.0000         inf         -",
         "l      lambada        3  2.0000      7.3890    0.5000",
     ]
+
+
+def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"--json = .*file/out.json cannot be written \(.*\); give another file"):
+        write_json(RECORDS, tmp_path / "file" / "out.json")
 
 
 def test_json_has_no_infinity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
