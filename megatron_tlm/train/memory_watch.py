@@ -38,7 +38,9 @@ def memory(device: torch.device) -> dict[str, float]:
     """This process's, in bytes, by their names in TensorBoard."""
     found = {"mem-max-rss-bytes": peak_resident_bytes()}
     if _STATM.exists():
-        found["mem-rss-bytes"] = float(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        now = float(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        # The kernel notes the peak now and then, and may be behind.
+        found = {"mem-rss-bytes": now, "mem-max-rss-bytes": max(now, found["mem-max-rss-bytes"])}
     if device.type == "cuda":
         found |= {
             "mem-allocated-bytes": float(torch.cuda.memory_allocated(device)),

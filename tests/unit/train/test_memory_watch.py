@@ -19,7 +19,7 @@ def test_resident_memory_grows_by_what_is_taken() -> None:
     block = torch.ones(64 * 2**20, dtype=torch.uint8)
     after = memory(CPU)
     assert after["mem-rss-bytes"] - before["mem-rss-bytes"] == pytest.approx(block.numel(), rel=0.2)
-    assert after["mem-max-rss-bytes"] >= after["mem-rss-bytes"] * 0.9
+    assert after["mem-max-rss-bytes"] >= after["mem-rss-bytes"]
 
 
 def look(rank: int) -> tuple[dict[str, float], float]:
