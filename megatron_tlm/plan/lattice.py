@@ -10,6 +10,7 @@ the moves F(s) -> B(s) or F(s+1), and B(s) -> F(s) or B(s-1).
     s=2    .     .     |F0   B0    |F1
 """
 
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -30,11 +31,20 @@ class StageTicks(NamedTuple):
     update: Ticks
 
 
+class _Meeting(NamedTuple):
+    """Pairs of neighbours that exchange before a step, every second stage; `messages` are [pairs, 1]."""
+
+    earlier: slice
+    later: slice
+    messages: Ticks
+
+
 class _Step(NamedTuple):
-    first: int  # the first stage that runs a forward; then every second one
-    messages: Ticks  # [pairs] messages exchanged by each pair of neighbours before the step
-    forward: Ticks  # [S] 1 where a stage runs a forward
-    backward: Ticks  # [S] 1 where it runs a backward
+    """What happens in a step, and to which stages: all others are idle and keep their time."""
+
+    meetings: tuple[_Meeting, ...]
+    forward: slice
+    backward: slice
 
 
 @lru_cache(maxsize=64)
@@ -45,33 +55,49 @@ def _steps(num_stages: int, micro_batches: int) -> tuple[_Step, ...]:
         ahead = (step - stage) % 2 == 0
         number = np.where(ahead, (step - stage) // 2, (step + stage + 1) // 2 - num_stages)
         valid = (number >= 0) & (number < micro_batches)
-        first = step % 2 or 2
-        later = stage[first::2]
+        later = stage[step % 2 or 2 :: 2]
         activation, gradient = (step - later) // 2, (step + later) // 2 - num_stages
-        messages = sum(
-            ((message >= 0) & (message < micro_batches)).astype(np.int64) for message in (activation, gradient)
-        )
+        messages = np.zeros(len(later), dtype=np.int64)
+        for message in (activation, gradient):
+            messages += (message >= 0) & (message < micro_batches)
         steps.append(
-            _Step(first, np.asarray(messages), (valid & ahead).astype(np.int64), (valid & ~ahead).astype(np.int64))
+            _Step(
+                tuple(_meetings(later, messages)),
+                _every_second(stage[valid & ahead]),
+                _every_second(stage[valid & ~ahead]),
+            )
         )
     return tuple(steps)
+
+
+def _meetings(later: Ticks, messages: Ticks) -> Iterator[_Meeting]:
+    """One for each run of neighbouring pairs that have something to exchange."""
+    busy = np.flatnonzero(messages)
+    for run in np.split(busy, np.flatnonzero(np.diff(busy) > 1) + 1):
+        if len(run):
+            yield _Meeting(_every_second(later[run] - 1), _every_second(later[run]), messages[run][:, None])
+
+
+def _every_second(stages: Ticks) -> slice:
+    """The slice of these stages, which are two apart."""
+    return slice(int(stages[0]), int(stages[-1]) + 1, 2) if len(stages) else slice(0, 0)
 
 
 def pipeline_ends(forward: Ticks, backward: Ticks, micro_batches: int, message: int) -> Ticks:
     """When each stage of each cut has ended its last backward and sent its gradient, [B, S]."""
     count, num_stages = forward.shape
-    end = np.zeros((count, num_stages), dtype=np.int64)
-    for first, messages, runs_forward, runs_backward in _steps(num_stages, micro_batches):
-        if len(messages):
-            earlier, later = end[:, first - 1 : num_stages - 1 : 2], end[:, first::2]
-            together = np.maximum(earlier, later) + message * messages
-            if messages.all():
-                earlier[...], later[...] = together, together
-            else:
-                np.copyto(earlier, together, where=messages > 0)
-                np.copyto(later, together, where=messages > 0)
-        end += forward * runs_forward + backward * runs_backward
-    return end
+    # Stages first: what a step touches then lies together.
+    ahead, back = np.ascontiguousarray(forward.T), np.ascontiguousarray(backward.T)
+    end = np.zeros((num_stages, count), dtype=np.int64)
+    for meetings, forwards, backwards in _steps(num_stages, micro_batches):
+        for meeting in meetings:
+            together = np.maximum(end[meeting.earlier], end[meeting.later])
+            if message:
+                together += message * meeting.messages
+            end[meeting.earlier] = end[meeting.later] = together
+        end[forwards] += ahead[forwards]
+        end[backwards] += back[backwards]
+    return end.T
 
 
 def step_times(stages: StageTicks, micro_batches: int, *, message: int = 0, tied: int = 0) -> Ticks:

@@ -88,11 +88,12 @@ def tapered(count):
     ]
 
 
-@pytest.mark.parametrize("objective", ["step-time", "slowest-stage"])
-def test_a_thousand_units_over_64_stages(objective):
-    start = time.perf_counter()
-    cut = best_cut(tapered(1000), Pipeline(64, 128), objective)
-    assert time.perf_counter() - start < 10
+@pytest.mark.parametrize(("objective", "micro_batches"), [("step-time", 8), ("step-time", 128), ("slowest-stage", 128)])
+def test_a_thousand_units_over_64_stages(objective, micro_batches):
+    start = time.process_time()
+    cut = best_cut(tapered(1000), Pipeline(64, micro_batches), objective)
+    # Alone it takes less than one; neighbours on the machine cost caches and clock.
+    assert time.process_time() - start < 3
     assert cut.gap < 0.01
 
 
