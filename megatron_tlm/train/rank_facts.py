@@ -43,8 +43,9 @@ _REMEDIES = {
 
 def node() -> str:
     """This node, as a person would look for it."""
-    host = socket.gethostname()
-    return f"{host} (node {os.environ['GROUP_RANK']})" if os.environ.get("GROUP_WORLD_SIZE", "1") != "1" else host
+    host, number = socket.gethostname(), os.environ.get("GROUP_RANK")
+    several = number is not None and os.environ.get("GROUP_WORLD_SIZE", "1") != "1"
+    return f"{host} (node {number})" if several else host
 
 
 def rank_facts(config: Config | None) -> Facts:

@@ -4,7 +4,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,15 +38,23 @@ def torchrun(ranks: int, *words: object, cwd: Path) -> Outcome:
     return _run([*launcher, *PACKAGE, *map(str, words)], cwd, {})
 
 
-def ranks(count: int, *words: object, cwd: Path) -> list[Outcome]:
-    """The same command on several ranks without a launcher between, so that each rank's exit code is seen."""
+def ranks(
+    count: int,
+    *words: object,
+    cwd: Path,
+    each: Callable[[int], tuple[str, ...]] = lambda rank: (),
+    **environment: str,
+) -> list[Outcome]:
+    """The same command on several ranks without a launcher between, so that each rank's exit code is seen; `each` are
+    words of one rank's own."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     meeting = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
     def one(rank: int) -> Outcome:
-        return megatron_tlm(*words, cwd=cwd, RANK=str(rank), LOCAL_RANK=str(rank), **meeting)
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), **meeting, **environment}
+        return megatron_tlm(*words, *each(rank), cwd=cwd, **own)
 
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(one, range(count)))

@@ -6,6 +6,7 @@ each rank. The others start real ranks.
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -114,8 +115,9 @@ LATER_MISTAKES = [
     ),
     (
         (*BASE, "--hidden-size", "64", "--num-attention-heads", "2", "--load", "two-layers"),
-        r"two-layers/step-\d+ is a checkpoint of another model: num_layers = 2 \(not 4\), hidden_size = 128 \(not 64\), "
-        r"num_attention_heads = 4 \(not 2\), .*; give the saved sizes or load another checkpoint",
+        r"two-layers/step-\d+ is a checkpoint of another model: num_layers = 2 \(not 4\), "
+        r"hidden_size = 128 \(not 64\), num_attention_heads = 4 \(not 2\), .*; give the saved sizes or "
+        r"load another checkpoint",
     ),
 ]
 
@@ -128,3 +130,24 @@ def test_a_mistake_that_needs_the_ranks_fails_every_rank(words: tuple[str, ...],
     assert len(re.findall(r"^megatron-tlm: error: ", said, flags=re.MULTILINE)) == 1
     assert re.search(rf"megatron-tlm: error: .*{sentence}", said)
     assert "Traceback" not in said
+
+
+def test_a_mistake_of_one_node_alone_ends_the_other_too(tmp_path: Path) -> None:
+    """The second node's run.yaml asks for what cannot be; the first one's rank waits for it at the rendezvous."""
+    (tmp_path / "good.yaml").write_text("data: {mock_data: true}\n")
+    (tmp_path / "bad.yaml").write_text("data: {mock_data: true}\ntraining: {seed: -1}\n")
+    start = time.monotonic()
+    nodes = {"GROUP_WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    said = ranks(2, *BASE, cwd=tmp_path, each=lambda rank: ("--config", ("good.yaml", "bad.yaml")[rank]), **nodes)
+    assert [outcome.code for outcome in said] == [2, 2], said
+    assert re.search(r"rank 1 on \S+: .*training.seed = -1 is below 0; give 0 or more", said[0].err)
+    assert time.monotonic() - start < 300  # half of what ranks wait for each other; ten seconds on an idle machine
+
+
+def test_nodes_with_other_settings_are_told_which(tmp_path: Path) -> None:
+    seeds = [("--seed", "1"), ("--seed", "2")]
+    said = ranks(2, *BASE, cwd=tmp_path, each=lambda rank: seeds[rank], GROUP_WORLD_SIZE="2", LOCAL_RANK="0")
+    assert [outcome.code for outcome in said] == [2, 2], said
+    told = "".join(outcome.err for outcome in said)
+    assert re.search(r"error: training.seed = 1 on .*, 2 on .*; give every node the same flags and the same", told)
+    assert len(re.findall(r"^megatron-tlm: error: ", told, flags=re.MULTILINE)) == 1

@@ -1,0 +1,33 @@
+"""A mistake that one node alone makes reaches the others, whose ranks would wait for it."""
+
+import pytest
+
+from megatron_tlm.cli.failure import words_for_other_nodes
+from megatron_tlm.comm import meeting
+from megatron_tlm.errors import ConfigError
+
+SENTENCE = "run.yaml = no such file; give another"
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ({"GROUP_WORLD_SIZE": "2", "LOCAL_RANK": "0", "RANK": "2", "WORLD_SIZE": "4"}, [(SENTENCE, 2, 4)]),
+        # One rank a node is enough, and a node on its own has nobody to tell.
+        ({"GROUP_WORLD_SIZE": "2", "LOCAL_RANK": "1", "RANK": "3", "WORLD_SIZE": "4"}, []),
+        ({"GROUP_WORLD_SIZE": "1", "LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "4"}, []),
+        ({}, []),
+    ],
+)
+def test_the_first_rank_of_a_node_tells_the_others(
+    environment: dict[str, str], told: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GROUP_WORLD_SIZE", "LOCAL_RANK", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    left: list[tuple[object, ...]] = []
+    monkeypatch.setattr(meeting, "leave_early_word", lambda *words: left.append(words))
+    with pytest.raises(ConfigError, match="no such file"), words_for_other_nodes():
+        raise ConfigError(SENTENCE.replace("= ", "=\n"))
+    assert left == told
