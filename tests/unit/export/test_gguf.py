@@ -1,5 +1,6 @@
-"""GGUF files: read back by ggml's own reader, and computed with the arithmetic of llama.cpp's graph."""
+"""GGUF files: read back by ggml's own reader, computed with the arithmetic of llama.cpp's graph, and by llama.cpp."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from sentencepiece import SentencePieceProcessor
 from torch import Tensor
 
 from megatron_tlm.errors import ExportError
+from megatron_tlm.evaluation.generate import generate
 from megatron_tlm.export.gguf import export_gguf
 from megatron_tlm.export.gguf_file import GgufTensor, GgufWriter
 from tests.unit.export.texts import TEXTS, train_like
@@ -159,18 +161,72 @@ def test_a_writer_takes_what_was_announced_in_that_order(tmp_path: Path) -> None
             writer.append("a", torch.ones(2, 3))
 
 
-def test_llama_cpp_computes_our_logits(tmp_path: Path) -> None:
-    llama_cpp = pytest.importorskip("llama_cpp")
+class LlamaCpp:
+    """A file in llama.cpp itself, keys and values in float32."""
+
+    def __init__(self, path: Path) -> None:
+        library = pytest.importorskip("llama_cpp", reason="llama-cpp-python is built from source: half an hour")
+        options = {
+            "n_ctx": 64,
+            "n_threads": 1,
+            "n_threads_batch": 1,
+            "logits_all": True,
+            "flash_attn": False,
+            "verbose": False,
+        }
+        self.model = library.Llama(str(path), type_k=0, type_v=0, **options)
+
+    def logits(self, ids: list[int]) -> Tensor:
+        self.model.reset()
+        self.model.eval(ids)
+        return torch.from_numpy(np.array(self.model.scores[: len(ids)]))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("schedule", ["cosine", "uniform"])
+def test_llama_cpp_computes_our_logits_and_text(schedule: str, tied: bool, tmp_path: Path) -> None:
+    path, stage, plan = save_model(tmp_path / "ck", small_config(schedule=schedule, tied=tied))
+    export_gguf(path, tmp_path / "m.gguf")
+    theirs, ids = LlamaCpp(tmp_path / "m.gguf"), tokens(batch=1, length=29)
+    torch.testing.assert_close(theirs.logits(ids[0].tolist()), logits_of(stage, plan, ids)[0], rtol=1e-5, atol=2e-6)
+    text = ids[0, :5].tolist()
+    for _ in range(20):
+        text.append(int(theirs.logits(text)[-1].argmax()))
+    assert text[5:] == list(generate(stage, text[:5], max_new_tokens=20, eod_id=None))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 2e-3), (torch.bfloat16, 1e-2)])
+def test_llama_cpp_reads_half_precision(dtype: torch.dtype, tolerance: float, tmp_path: Path) -> None:
+    path, stage, plan = save_model(tmp_path / "ck", small_config())
+    export_gguf(path, tmp_path / "m.gguf", dtype=dtype)
+    ids = tokens(batch=1, length=29)
+    ours = logits_of(stage, plan, ids)[0]
+    found = LlamaCpp(tmp_path / "m.gguf").logits(ids[0].tolist())
+    assert (found - ours).abs().max() < tolerance * ours.abs().max()
+
+
+def test_llama_cpp_quantises_widths_that_are_multiples_of_256(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "num_attention_heads": 8, "num_query_groups": 4, "kv_channels": 32}
+    config = small_config(multiple=256)
+    config = replace(config, model=replace(config.model, ffn_hidden_size=1024, **sizes))
+    path, stage, plan = save_model(tmp_path / "ck", config)
+    assert plan.shape.widths == (1536, 1280, 768, 512)
+    export_gguf(path, tmp_path / "m.gguf")
+    library = pytest.importorskip("llama_cpp", reason="llama-cpp-python is built from source: half an hour")
+    wish = library.llama_model_quantize_default_params()
+    wish.ftype = library.LLAMA_FTYPE_MOSTLY_Q6_K
+    assert library.llama_model_quantize(bytes(tmp_path / "m.gguf"), bytes(tmp_path / "q6.gguf"), wish) == 0
+    assert (tmp_path / "q6.gguf").stat().st_size < 0.25 * (tmp_path / "m.gguf").stat().st_size
+    ids = tokens(batch=1, length=29)
+    ours = logits_of(stage, plan, ids)[0]
+    assert (LlamaCpp(tmp_path / "q6.gguf").logits(ids[0].tolist()) - ours).norm() < 0.12 * ours.norm()
+
+
+def test_llama_cpp_reads_text_as_sentencepiece_does(tmp_path: Path) -> None:
     file = train_like("ours", tmp_path)
-    vocab = len(SentencePieceProcessor(model_file=str(file)))
-    path, stage, plan = save_model(tmp_path / "ck", small_config(), vocab=vocab)
+    library = SentencePieceProcessor(model_file=str(file))
+    path, *_ = save_model(tmp_path / "ck", small_config(), vocab=len(library))
     export_gguf(path, tmp_path / "m.gguf", tokenizer=file)
-    model = llama_cpp.Llama(
-        str(tmp_path / "m.gguf"), n_ctx=32, logits_all=True, verbose=False, type_k=0, type_v=0, flash_attn=False
-    )
-    ids = tokens(batch=1, vocab=vocab)
-    model.eval(ids[0].tolist())
-    theirs = torch.from_numpy(np.array(model.scores[: ids.shape[1]]))
-    torch.testing.assert_close(theirs, logits_of(stage, plan, ids)[0], rtol=1e-4, atol=1e-4)
+    model = LlamaCpp(tmp_path / "m.gguf").model
     for text in TEXTS:
-        assert model.tokenize(text.encode(), add_bos=False) == SentencePieceProcessor(model_file=str(file)).encode(text)
+        assert model.tokenize(text.encode(), add_bos=False) == library.encode(text)
