@@ -113,6 +113,8 @@ def test_a_converted_checkpoint_is_the_same_model(converted: Outcome, folder: Pa
     for load in ("checkpoints", "converted"):
         data = ("--data-path", "heldout_text_document", "--json")
         measured.append(json.loads(megatron_tlm("evaluate", "--load", load, *data, cwd=folder).succeeded().out))
+    checkpoints = {record.pop("settings")["checkpoint"] for record in measured}
+    assert checkpoints == {f"{load}/step-{STEPS:08d}" for load in ("checkpoints", "converted")}
     assert measured[0] == measured[1]
     assert measured[0]["step"] == STEPS
     assert 1 < measured[0]["perplexity"] < VOCABULARY
