@@ -37,6 +37,7 @@ def numbers(record: dict[str, Any]) -> dict[str, float]:
 def test_two_tensor_ranks_and_two_stages_say_what_one_process_says(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(folder / "cache"))
     words = ("--load", "ck", "--data-path", "pair", "--stride", "8", "--text", "texts.jsonl", *TASKS)
     layout = ("--tensor-model-parallel-size", 2, "--pipeline-model-parallel-size", 2)
     out = torchrun(4, "evaluate", *words, *layout, "--json", "ranks.json", cwd=folder).succeeded().out
