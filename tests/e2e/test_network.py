@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from megatron_tlm.cli import doctor
 from megatron_tlm.config.dump import dump
 from megatron_tlm.config.schema import Config
 from megatron_tlm.data.pair_writer import IndexedDatasetWriter
+from megatron_tlm.doctor.network import Endpoint, rendezvous
 from megatron_tlm.train import rank_facts
 from tests.e2e.commands import ROOT
 from tests.equivalence.launching import Launch, assert_equal_bits, launch, losses_of, run_config, tensors_of
@@ -233,6 +235,45 @@ def test_a_cable_that_is_pulled_ends_every_rank_within_the_timeout(
     assert re.search(r"rank \d.*", ended.complained)
 
 
+def test_the_doctor_names_the_node_at_fault(nodes: list[Node], tmp_path: Path) -> None:
+    config = run_config(tmp_path)
+    (tmp_path / "run.yaml").write_text(dump(config))
+    for place in ("ck", "ck-1"):
+        (tmp_path / place).mkdir()
+
+    def look(rank: int) -> None:
+        code = doctor.main(["--config", str(tmp_path / "run.yaml"), "--no-step"])
+        sys.stdout.flush()
+        os._exit(code)
+
+    own = {tmp_path / "ck": tmp_path / "ck-1"}
+    ended = across(nodes[:2], config, 2, binds=lambda number: own if number else {}, also=look)
+    assert ended.codes == [1, 1], ended.complained
+    assert ended.out[0].splitlines()[-1] == (
+        f"not ready: checkpoint.save shared: checkpoint.save = {tmp_path / 'ck'} on node-0 (node 0) is another folder "
+        "on node-1 (node 1); give a folder on a file system that all nodes share"
+    )
+    ended = across(nodes[:2], config, 2, also=look)
+    assert ended.codes == [0, 0], ended.complained
+    assert "2 ranks between nodes: sums right" in ended.out[0]
+
+
+def test_a_master_behind_a_dead_link_is_told(nodes: list[Node], tmp_path: Path) -> None:
+    def look(rank: int) -> None:
+        if rank == 1:
+            print(rendezvous(Endpoint(nodes[0].address, 29500), node_rank=1, nodes=2).text, flush=True)
+        os._exit(0)
+
+    said = across(nodes[:2], run_config(tmp_path), 2, also=look).out[1]
+    assert said == "10.77.0.1 (10.77.0.1) is reached, nothing listens at port 29500 yet\n"
+    nodes[0].link("down")
+    try:
+        said = across(nodes[:2], run_config(tmp_path), 2, also=look).out[1]
+    finally:
+        nodes[0].link("up")
+    assert re.fullmatch(r"10\.77\.0\.1:29500 \(10\.77\.0\.1\) cannot be reached \(.+\)\n", said)
+
+
 def torchrun(node: Node, folder: Path, *words: str) -> subprocess.Popen[str]:
     """Two ranks of two nodes, by the c10d rendezvous at node 0."""
     meeting = ["--rdzv-backend=c10d", "--rdzv-endpoint=10.77.0.1:29511", f"--local-addr={node.address}"]
@@ -252,7 +293,8 @@ def torchrun(node: Node, folder: Path, *words: str) -> subprocess.Popen[str]:
 def test_torchrun_on_two_nodes_is_the_run_of_one_machine(nodes: list[Node], disks: list[Path], tmp_path: Path) -> None:
     """Tensor ranks inside a node, stages across; the corpus under another path on each node."""
     alone = on_corpus(run_config(tmp_path / "alone", **TENSOR_INSIDE), tmp_path / "local")
-    assert launch(alone, 4).codes == [0] * 4
+    reference = launch(alone, 4)
+    assert reference.codes == [0] * 4, reference.complained
     config = on_corpus(run_config(tmp_path / "nodes", **TENSOR_INSIDE), tmp_path / "local")
     (tmp_path / "run.yaml").write_text(dump(config))
     shutil.rmtree(tmp_path / "local")
