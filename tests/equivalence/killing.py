@@ -46,6 +46,9 @@ def survive(config: Config, ranks: int, kills: int, seed: int) -> Survived:
         def kill(pids: list[int], moment: str = moment, victim: int = victim, delay: float = delay) -> None:
             _wait_for(moment, config, delay)
             os.kill(pids[victim], signal.SIGKILL)
+            time.sleep(0.1)
+            for pid in pids[:victim] + pids[victim + 1 :]:
+                os.kill(pid, signal.SIGTERM)  # as torchrun does once it sees one gone; they are zombies at worst
 
         meanwhile = (lambda pids: None) if last else kill
         ended = launch(config, ranks, before=before, meanwhile=meanwhile, timeout_seconds=_PATIENCE_SECONDS)
