@@ -1,6 +1,5 @@
 """Small studies for these tests, and a runner whose training runs are played by trainer.py."""
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -60,5 +59,4 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 if __name__ == "__main__":
     # python studies.py FILE OUT: a study in a process of its own, to be stopped.
-    sys.path.insert(0, os.fspath(Path(__file__).parents[3]))
     print(runner(Design(read_study(Path(sys.argv[1])), Path(sys.argv[2])), lambda text: print(text, flush=True)).run())

@@ -89,7 +89,8 @@ class study_process:
         self._command = [sys.executable, str(DRIVER), str(write(folder)), str(folder / "out")]
 
     def __enter__(self) -> "subprocess.Popen[bytes]":
-        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+        environment = {**os.environ, "PYTHONPATH": str(DRIVER.parents[3])}
+        self._process = subprocess.Popen(self._command, env=environment, stdout=subprocess.DEVNULL)
         return self._process
 
     def __exit__(self, *error: object) -> None:

@@ -46,4 +46,5 @@ def test_pairs_are_by_seed_and_only_those_that_both_have() -> None:
     found = paired({1: 3.0, 2: 4.0, 3: 9.0}, {2: 4.5, 1: 3.1})
     assert found is not None
     assert (found.count, found.mean) == (2, pytest.approx(-0.3))
+    assert found.spread == pytest.approx(0.4 / math.sqrt(2))  # of -0.1 and -0.5
     assert paired({1: 3.0}, {2: 3.0}) is None
