@@ -92,7 +92,7 @@ def _shape_from_json(given: Field) -> ModelShape:
     try:
         return ModelShape.from_json({name: member.value for name, member in members.items()})
     except (PlanError, TypeError) as error:
-        raise CheckpointError(f"{given.address} = {error}") from error
+        raise CheckpointError(f"{given.address} is of no model ({error}); use another step") from error
 
 
 def _stages_from_json(given: Field, num_stages: int, num_units: int) -> tuple[range, ...]:

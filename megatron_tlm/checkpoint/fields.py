@@ -95,5 +95,5 @@ def parse(text: bytes, address: str) -> Field:
     try:
         value = json.loads(text, object_pairs_hook=unique, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{address} = {error}, so it is not valid JSON; use another step") from error
+        raise CheckpointError(f"{address} is not valid JSON ({error}); use another step") from error
     return Field(f"{address}: ", value)

@@ -221,7 +221,7 @@ class Reader:
         record = self.manifest.tensors.get((name, role))
         if record is None:
             roles = ", ".join(self.roles(name)) or "nothing of it"
-            raise CheckpointError(f"{self.path}: {role}/{name} = absent, saved was {roles}; load without that state")
+            raise CheckpointError(f"{self.path} lacks {role}/{name}, saved was {roles}; load without that state")
         return record
 
     def read(
@@ -245,9 +245,9 @@ class Reader:
             for start, extent, whole in zip(offset, size, record.shape, strict=False)
         )
         if not fits:
+            box = box_text(offset, size[: len(offset)])
             raise CheckpointError(
-                f"{role}/{name}{box_text(offset, size[: len(offset)])} = outside the saved shape {list(record.shape)}; "
-                "ask for a box inside"
+                f"{role}/{name}{box} is outside the saved shape {list(record.shape)}; ask for a box inside"
             )
         flat = torch.empty(volume(size), dtype=DTYPES[record.dtype]) if into is None else into[: volume(size)]
         result = flat.view(size)

@@ -190,7 +190,7 @@ def _gather(partial: Path, parts: int) -> tuple[dict[str, FileRecord], dict[Tens
         table = _table_path(path)
         if not table.exists():
             raise CheckpointError(
-                f"{partial}: part {number} of {parts} = missing; rank {number} did not finish writing or writes to "
+                f"{partial} lacks part {number} of {parts}; rank {number} did not finish writing or writes to "
                 "another file system, save where all ranks see the same files"
             )
         members = parse(table.read_bytes(), f"{partial.name}/{table.name}").record("file", "tensors")

@@ -36,7 +36,7 @@ def verify(
         ours = reader if widths is None else Widened(reader, widths)
         odd = sorted("/".join(key[::-1]) for key in ours.manifest.tensors.keys() ^ theirs.manifest.tensors.keys())
         if odd:
-            raise CheckpointError(f"{target} = {', '.join(odd[:8])} missing or not in {source}; convert again")
+            raise CheckpointError(f"{target} and {source} do not share {', '.join(odd[:8])}; convert again")
         count = ByteCounter(sum(record.size_bytes for record in ours.manifest.tensors.values()), progress)
 
         def same(tensor: TensorId) -> bool:
@@ -49,7 +49,8 @@ def verify(
             ]
     if differ:
         more = f" and {len(differ) - 8} more" if len(differ) > 8 else ""
-        raise CheckpointError(f"{target}: {', '.join(differ[:8])}{more} = not the bytes of {source}; convert again")
+        named = f"{', '.join(differ[:8])}{more}"
+        raise CheckpointError(f"{target} holds other bytes than {source} for {named}; convert again")
     return len(names)
 
 

@@ -98,7 +98,7 @@ def refused(tmp_path: Path, message: str, change: Callable[[list[Piece]], None],
 
 
 def test_a_missing_part_is_named(tmp_path: Path) -> None:
-    refused(tmp_path, r"part 2 of 3 = missing; rank 2 did not finish", lambda held: None, parts=3)
+    refused(tmp_path, r"lacks part 2 of 3; rank 2 did not finish", lambda held: None, parts=3)
 
 
 def test_a_missing_parameter_is_named(tmp_path: Path) -> None:

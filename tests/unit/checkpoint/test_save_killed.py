@@ -64,6 +64,6 @@ def test_a_rank_killed_while_it_writes_leaves_no_checkpoint(tmp_path: Path) -> N
     os.waitpid(child, 0)
     assert (partial / "part-00001.safetensors").exists()
     write_part(partial, 0, [])
-    with pytest.raises(CheckpointError, match="part 1 of 2 = missing; rank 1 did not finish"):
+    with pytest.raises(CheckpointError, match="lacks part 1 of 2; rank 1 did not finish"):
         commit(partial, facts(SHAPE), parts=2)
     assert find(tmp_path, tell=pytest.fail) == former
