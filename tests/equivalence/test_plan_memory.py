@@ -109,7 +109,7 @@ CASES = [
     {"pipe": 2},
     {"pipe": 2, "model": TINY},
     {"pipe": 2, "recompute": "full"},
-    {"pipe": 2, "zero": 1, "bf16": True},
+    {"pipe": 2, "zero": 1, "bf16": True, "model": TINY},  # some CPUs are slow at bfloat16
     {"pipe": 2, "tensor": 2},
     {},
     {"model": TINY},
