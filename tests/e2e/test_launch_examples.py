@@ -12,16 +12,16 @@ from tests.e2e.commands import ROOT
 LAUNCH = ROOT / "examples" / "launch"
 SCRIPTS = sorted(path for path in LAUNCH.iterdir())
 
-# A stub: its words, one a line, and the variables that the scripts set for it.
+# A stub: its words, one a line, and the variables that the scripts set for it, in a file for each call.
 STUB = """#!/usr/bin/env bash
-{{ printf '%s\\n' "$@"; env | grep -E '^(GLOO|NCCL|TORCH_DISABLE|RANK|WORLD_SIZE)' | sort; echo --; }} >> "{log}/{name}"
+{{ printf '%s\\n' "$@"; env | grep -E '^(GLOO|NCCL|TORCH_DISABLE|RANK|WORLD_SIZE)' | sort; }} > "{log}/{name}.$$"
 {body}
 """
 
 
 @pytest.fixture
 def stubs(tmp_path: Path) -> Path:
-    """The folder of the logs, one file a program; its `bin` is to be first on the PATH."""
+    """The folder of the logs; its `bin` is to be first on the PATH."""
     (tmp_path / "bin").mkdir()
     bodies = {
         "torchrun": 'exit "${TORCHRUN_CODE:-0}"',
@@ -55,9 +55,8 @@ def run(stubs: Path, script: str, *words: str, **environment: str) -> subprocess
 
 
 def calls(stubs: Path, name: str) -> list[list[str]]:
-    """The lines of each call of a program."""
-    path = stubs / name
-    return [call.splitlines() for call in path.read_text().split("--\n") if call] if path.exists() else []
+    """The lines of each call of a program, in any order: several may be called at a time."""
+    return [path.read_text().splitlines() for path in stubs.glob(f"{name}.*")]
 
 
 def has(call: list[str], *words: str) -> bool:
