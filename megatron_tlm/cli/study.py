@@ -14,7 +14,10 @@ from megatron_tlm.study.choice import snapshot
 from megatron_tlm.study.design import Design
 from megatron_tlm.study.record import folder_of, open_study
 from megatron_tlm.study.runner import Resources, Runner, forget_failures
+from megatron_tlm.study.runs import State
 from megatron_tlm.study.status import budget_lines, status_lines
+
+SOME_FAILED = 1
 
 EXAMPLES = """\
 examples:
@@ -51,8 +54,9 @@ def _run(args: Namespace, design: Design) -> int:
     if not runner.run():
         print("stopped; the same command goes on")
         return 0
-    print("\n".join(status_lines(snapshot(design))))
-    return 0
+    now = snapshot(design)
+    print("\n".join(status_lines(now)))
+    return SOME_FAILED if any(result.state is State.FAILED for result in now.results.values()) else 0
 
 
 def _status(args: Namespace, design: Design) -> int:
@@ -120,7 +124,7 @@ actions:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Dispatch to an action; 0, or 2 for a user's mistake."""
+    """Dispatch to an action; 0, 1 where runs failed, or 2 for a user's mistake."""
     if not arguments or arguments[0] in ("-h", "--help"):
         rows = "\n".join(f"  {name:8} {text}" for name, (text, *_) in ACTIONS.items())
         print(HELP.format(actions=rows, examples=EXAMPLES), end="")

@@ -1,12 +1,14 @@
 """`megatron-tlm study`: checked before anything is started."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from megatron_tlm.cli import study
 from megatron_tlm.errors import ConfigError
-from tests.unit.study.studies import ARMS, design, write
+from megatron_tlm.study.runner import Runner
+from tests.unit.study.studies import ARMS, design, play, write
 
 
 def test_a_dry_run_prints_budgets_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,6 +46,20 @@ def test_mistakes(tmp_path: Path, words: list[str], complaint: str) -> None:
     given = [file if word == "FILE" else word for word in words]
     with pytest.raises(ConfigError, match=complaint):
         study.main([*given, "--output", str(tmp_path / "out")])
+
+
+@pytest.mark.parametrize(("fail", "code"), [("", 0), ("cosine", 1)])
+def test_the_exit_code_says_whether_runs_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fail: str, code: int
+) -> None:
+    monkeypatch.setenv("FAIL", fail)
+    monkeypatch.setattr(study, "Runner", partial(Runner, command=play))
+    arguments = [str(write(tmp_path, seeds=[1], learning_rates=[0.002])), "--output", str(tmp_path / "out")]
+    assert study.main(["run", *arguments, "--parallel", "2"]) == code
+    last = "1 failed, 1 finished" if code else "2 finished"
+    assert capsys.readouterr().out.splitlines()[-1] == last
+    assert study.main(["run", *arguments, "--retry-failed"]) == code
+    assert ("1 failed runs are tried again" in capsys.readouterr().out) == bool(code)
 
 
 def test_devices_are_not_promised_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
