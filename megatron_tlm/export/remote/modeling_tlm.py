@@ -253,7 +253,7 @@ class TlmModel(TlmPreTrainedModel):
         if seen is not None:
             positions = (seen.cumsum(1) - 1).clamp(min=0)[:, past:]
             causal = torch.ones(end, end, dtype=torch.bool, device=h.device).tril()
-            # A padding token sees itself: a row that sees nothing would be NaN.
+            # A padding token sees itself: before torch 2.5 a row that sees nothing is NaN.
             mask = ((causal & seen.unsqueeze(1)) | causal.diag().diag())[:, None, past:]
         return (positions if position_ids is None else position_ids), mask
 
