@@ -40,7 +40,7 @@ from megatron_tlm.evaluation.protocols import (
 )
 from megatron_tlm.evaluation.restore import load_model
 from megatron_tlm.evaluation.score import Score, Scorer
-from megatron_tlm.train.agree import agree
+from megatron_tlm.train.survival.agree import agree
 
 T = TypeVar("T")
 

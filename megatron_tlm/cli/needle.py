@@ -79,7 +79,7 @@ def _ask(args: Namespace, parallel: ParallelConfig, launch: Launch) -> int:
     from megatron_tlm.evaluation.generate import GREEDY, decode
     from megatron_tlm.evaluation.needle import Haystack, score
     from megatron_tlm.evaluation.restore import load_model
-    from megatron_tlm.train.agree import agree
+    from megatron_tlm.train.survival.agree import agree
 
     restored = load_model(args.load, number(args, "ckpt_step", 0), tell=_say, parallel=parallel, launch=launch)
     lengths = _lengths(args) or [restored.plan.seq_length]

@@ -18,7 +18,7 @@ from megatron_tlm.data.sentencepiece_tokenizer import read_texts
 from megatron_tlm.errors import ConfigError
 from megatron_tlm.evaluation.novelty import Novelty, joined, measure_novelty, windows
 from megatron_tlm.evaluation.restore import load_model
-from megatron_tlm.train.agree import agree
+from megatron_tlm.train.survival.agree import agree
 
 Encode = Callable[[str], Sequence[int]]
 HUGGING_FACE_LENGTH = 1024

@@ -28,7 +28,7 @@ from megatron_tlm.plan.hardware import find_hardware, parse_bytes
 from megatron_tlm.plan.refusal import gibibytes
 from megatron_tlm.plan.resolve import build_shape
 from megatron_tlm.plan.search import search_layouts
-from megatron_tlm.train.deepspeed_config import check_deepspeed
+from megatron_tlm.train.engines.deepspeed_config import check_deepspeed
 
 EXAMPLES = """\
   megatron-tlm plan --preset 1.3b --pipeline-model-parallel-size 4

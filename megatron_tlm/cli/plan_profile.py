@@ -31,7 +31,7 @@ def check_target(name: str) -> Path:
 def measure(config: Config, data: int, target: Path) -> int:
     """Measure and store; the next plan or run takes the file with --hardware-profile."""
     from megatron_tlm.comm.groups import init_distributed, shutdown
-    from megatron_tlm.train.build import choose_backend
+    from megatron_tlm.train.engines.build import choose_backend
 
     plan = build_plan(config, vocab_size(config), data=data)
     rank, world_size, _ = read_launch()
@@ -65,7 +65,7 @@ def _measured_alone(config: Config, plan: Plan) -> Profile:
 def measured_together(config: Config, plan: Plan, world_size: int) -> Profile:
     from megatron_tlm.evaluation.measure_messages import measure_messages
     from megatron_tlm.evaluation.measure_units import measure_units
-    from megatron_tlm.train.build import choose_backend, training_device
+    from megatron_tlm.train.engines.build import choose_backend, training_device
 
     # Ranks of neighbouring stages are as far apart as a stage has ranks.
     peer = min(max(plan.grid.data * plan.grid.tensor, 1), world_size - 1)

@@ -20,8 +20,8 @@ def on_ranks(work: Callable[[Launch], int], parallel: ParallelConfig, doing: str
 
     from megatron_tlm.comm.groups import init_distributed, new_groups_wait, shutdown
     from megatron_tlm.comm.torchrun import stop_with_launcher
-    from megatron_tlm.train.leave import leave
-    from megatron_tlm.train.whereabouts import Whereabouts
+    from megatron_tlm.train.survival.leave import leave
+    from megatron_tlm.train.survival.whereabouts import Whereabouts
 
     place = Whereabouts(launch.rank)
     place.at(doing)

@@ -15,8 +15,8 @@ from packaging.requirements import Requirement
 from megatron_tlm import __version__
 from megatron_tlm.doctor.finding import Finding, failed, passed, warned
 from megatron_tlm.plan.refusal import gibibytes
-from megatron_tlm.train.optimizer import apex_fused_adam
-from megatron_tlm.train.rank_facts import code_hash, source_hashes
+from megatron_tlm.train.engines.optimizer import apex_fused_adam
+from megatron_tlm.train.survival.rank_facts import code_hash, source_hashes
 
 REQUIRED = ("torch", "deepspeed", "numpy", "safetensors", "pyyaml")
 SHARED_MEMORY = Path("/dev/shm")

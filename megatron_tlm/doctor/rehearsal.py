@@ -27,9 +27,9 @@ from megatron_tlm.errors import TlmError
 from megatron_tlm.plan.build import Plan
 from megatron_tlm.plan.grid import Grid
 from megatron_tlm.plan.refusal import gibibytes
-from megatron_tlm.train.build import build_engine, choose_backend, training_device
-from megatron_tlm.train.rank_facts import check_facts, node, told_facts
-from megatron_tlm.train.rank_work import unshared
+from megatron_tlm.train.engines.build import build_engine, choose_backend, training_device
+from megatron_tlm.train.survival.rank_facts import check_facts, node, told_facts
+from megatron_tlm.train.survival.rank_work import unshared
 
 # Between nodes; what a barrier adds is a thousandth of it.
 CLOCK_WARN_SECONDS, CLOCK_FAIL_SECONDS = 1.0, 30.0

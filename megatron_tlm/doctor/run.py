@@ -14,7 +14,7 @@ from megatron_tlm.doctor.machine import available_memory
 from megatron_tlm.errors import TlmError
 from megatron_tlm.plan.build import Plan
 from megatron_tlm.plan.refusal import gibibytes
-from megatron_tlm.train.build import choose_backend
+from megatron_tlm.train.engines.build import choose_backend
 from megatron_tlm.train.prepare import Prepared, prepare
 
 

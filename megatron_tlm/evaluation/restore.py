@@ -19,7 +19,7 @@ from megatron_tlm.errors import CheckpointError, ConfigError
 from megatron_tlm.evaluation.model import Model
 from megatron_tlm.model.stage import Stage
 from megatron_tlm.plan.build import Plan, build_plan
-from megatron_tlm.train.agree import agree
+from megatron_tlm.train.survival.agree import agree
 
 T = TypeVar("T")
 ALONE = Launch(0, 1, 0)

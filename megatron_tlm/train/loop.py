@@ -12,15 +12,15 @@ import torch
 from megatron_tlm.comm.rng import step_seed
 from megatron_tlm.data.gpt_dataset import SampleDataset
 from megatron_tlm.data.loader import micro_batches, samples_by_source
-from megatron_tlm.train.build import choose_backend
-from megatron_tlm.train.dropped import Kept, after_drop, pass_over
-from megatron_tlm.train.engine import MicroBatches, StepResult
+from megatron_tlm.train.engines.build import choose_backend
+from megatron_tlm.train.engines.engine import MicroBatches, StepResult
 from megatron_tlm.train.feed import Feed
-from megatron_tlm.train.log import StepReport
+from megatron_tlm.train.logs.log import StepReport
+from megatron_tlm.train.logs.watch import Moment, watched
 from megatron_tlm.train.run import Run
-from megatron_tlm.train.saving import Progress
-from megatron_tlm.train.stop import StopRequest
-from megatron_tlm.train.watch import Moment, watched
+from megatron_tlm.train.saving.resume import Progress
+from megatron_tlm.train.survival.dropped import Kept, after_drop, pass_over
+from megatron_tlm.train.survival.stop import StopRequest
 
 
 def train_loop(run: Run, progress: Progress) -> Progress:

@@ -12,13 +12,13 @@ from megatron_tlm.config.dump import dump
 from megatron_tlm.config.schema import Config
 from megatron_tlm.plan.build import Plan
 from megatron_tlm.plan.explain import counted
-from megatron_tlm.train.build import choose_backend
-from megatron_tlm.train.engine import Engine
-from megatron_tlm.train.events import start_facts
-from megatron_tlm.train.log import RunLog, Scale, SilentLog, WritingLog
-from megatron_tlm.train.metrics import peak_tflops, short
+from megatron_tlm.train.engines.build import choose_backend
+from megatron_tlm.train.engines.engine import Engine
+from megatron_tlm.train.logs.events import start_facts
+from megatron_tlm.train.logs.log import RunLog, Scale, SilentLog, WritingLog
+from megatron_tlm.train.logs.metrics import peak_tflops, short
 from megatron_tlm.train.prepare import Prepared
-from megatron_tlm.train.saving import Progress
+from megatron_tlm.train.saving.resume import Progress
 
 
 def check_log_folders(config: Config, rank: int) -> None:

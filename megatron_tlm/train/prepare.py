@@ -13,13 +13,13 @@ from megatron_tlm.data.loader import check_corpora
 from megatron_tlm.data.tokenizers import Tokenizer, load_tokenizer
 from megatron_tlm.errors import ConfigError, DataError
 from megatron_tlm.plan.build import Plan, build_plan
-from megatron_tlm.train.changes import changes_since, layout_changes
-from megatron_tlm.train.deepspeed_config import check_deepspeed
-from megatron_tlm.train.former import check_save_folder
-from megatron_tlm.train.packing import pack_rules
-from megatron_tlm.train.saving import find_resume, saved_facts
-from megatron_tlm.train.schedule import Schedule, build_schedule
-from megatron_tlm.train.wandb_board import require_wandb
+from megatron_tlm.train.engines.deepspeed_config import check_deepspeed
+from megatron_tlm.train.engines.packing import pack_rules
+from megatron_tlm.train.engines.schedule import Schedule, build_schedule
+from megatron_tlm.train.logs.wandb_board import require_wandb
+from megatron_tlm.train.saving.changes import changes_since, layout_changes
+from megatron_tlm.train.saving.former import check_save_folder
+from megatron_tlm.train.saving.resume import find_resume, saved_facts
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ from megatron_tlm.config.resilience import ResilienceConfig
 from megatron_tlm.config.schema import Config
 from megatron_tlm.data.gpt_dataset import SampleDataset
 from megatron_tlm.plan.build import Plan
-from megatron_tlm.train.bad_steps import StepJudge
-from megatron_tlm.train.engine import Engine
-from megatron_tlm.train.log import RunLog
-from megatron_tlm.train.saver import Saver
-from megatron_tlm.train.saving import Progress
-from megatron_tlm.train.schedule import Schedule
-from megatron_tlm.train.watch import Watcher
-from megatron_tlm.train.whereabouts import Whereabouts
+from megatron_tlm.train.engines.engine import Engine
+from megatron_tlm.train.engines.schedule import Schedule
+from megatron_tlm.train.logs.log import RunLog
+from megatron_tlm.train.logs.watch import Watcher
+from megatron_tlm.train.saving.resume import Progress
+from megatron_tlm.train.saving.saver import Saver
+from megatron_tlm.train.survival.bad_steps import StepJudge
+from megatron_tlm.train.survival.whereabouts import Whereabouts
 
 # Fills the engine with the checkpoint of a step; collective. What it kept of its data and its steps comes with it.
 GoBack = Callable[[int], tuple[Progress, Mapping[str, Scalar]]]

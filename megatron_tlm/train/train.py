@@ -18,27 +18,27 @@ from megatron_tlm.config.launch import read_launch
 from megatron_tlm.config.schema import Config
 from megatron_tlm.data.loader import Datasets, build_datasets, data_facts
 from megatron_tlm.errors import DataError
-from megatron_tlm.train.agree import agree, agree_before
-from megatron_tlm.train.bad_steps import StepJudge
-from megatron_tlm.train.build import build_engine, choose_backend
-from megatron_tlm.train.engine import Engine
-from megatron_tlm.train.heartbeat import Heartbeat, heartbeat_folder
-from megatron_tlm.train.leave import last_words, leave, speak
-from megatron_tlm.train.log import RunLog
+from megatron_tlm.train.engines.build import build_engine, choose_backend
+from megatron_tlm.train.engines.engine import Engine
+from megatron_tlm.train.engines.multi_frequency import level_news
+from megatron_tlm.train.engines.optimizer import run_periods
+from megatron_tlm.train.logs.heartbeat import Heartbeat, heartbeat_folder
+from megatron_tlm.train.logs.log import RunLog
+from megatron_tlm.train.logs.watchers import build_watchers
 from megatron_tlm.train.loop import train_loop
-from megatron_tlm.train.multi_frequency import level_news
 from megatron_tlm.train.opening import build_log, check_log_folders, opening
-from megatron_tlm.train.optimizer import run_periods
 from megatron_tlm.train.prepare import Prepared, eod_id, prepare
-from megatron_tlm.train.rank_facts import require_same_facts
-from megatron_tlm.train.rank_work import require_same_work
-from megatron_tlm.train.restart import after_restart, agreed_starts
-from megatron_tlm.train.rollback import rollback
 from megatron_tlm.train.run import Run
-from megatron_tlm.train.saver import BackgroundSaver, Saver
-from megatron_tlm.train.saving import Progress, damage, resume
-from megatron_tlm.train.watchers import build_watchers
-from megatron_tlm.train.whereabouts import Watchdog, Whereabouts
+from megatron_tlm.train.saving.resume import Progress, damage, resume
+from megatron_tlm.train.saving.saver import BackgroundSaver, Saver
+from megatron_tlm.train.survival.agree import agree, agree_before
+from megatron_tlm.train.survival.bad_steps import StepJudge
+from megatron_tlm.train.survival.leave import last_words, leave, speak
+from megatron_tlm.train.survival.rank_facts import require_same_facts
+from megatron_tlm.train.survival.rank_work import require_same_work
+from megatron_tlm.train.survival.restart import after_restart, agreed_starts
+from megatron_tlm.train.survival.rollback import rollback
+from megatron_tlm.train.survival.whereabouts import Watchdog, Whereabouts
 
 
 def train(config: Config, announce: Callable[[], None] = lambda: None) -> int:

@@ -22,7 +22,7 @@ from megatron_tlm.config.dump import dump
 from megatron_tlm.config.schema import Config
 from megatron_tlm.data.pair_writer import IndexedDatasetWriter
 from megatron_tlm.doctor.network import Endpoint, rendezvous
-from megatron_tlm.train import rank_facts
+from megatron_tlm.train.survival import rank_facts
 from tests.e2e.commands import ROOT
 from tests.equivalence.launching import Launch, assert_equal_bits, launch, losses_of, run_config, tensors_of
 from tests.equivalence.training import VOCAB

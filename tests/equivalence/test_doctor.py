@@ -13,7 +13,7 @@ from megatron_tlm.cli import doctor
 from megatron_tlm.config.dump import dump
 from megatron_tlm.config.schema import Config
 from megatron_tlm.doctor import axes, rehearsal
-from megatron_tlm.train import rank_facts
+from megatron_tlm.train.survival import rank_facts
 from tests.equivalence.launching import Launch, launch, run_config
 
 GRID = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}

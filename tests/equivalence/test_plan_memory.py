@@ -79,7 +79,7 @@ def storages():
 
 
 def measure(rank, config, data):
-    from megatron_tlm.train.build import build_engine
+    from megatron_tlm.train.engines.build import build_engine
 
     for name in COLLECTIVES:
         setattr(dist, name, lingering(getattr(dist, name)))

@@ -9,7 +9,7 @@ from typing import Any
 from megatron_tlm.model.stage import Stage
 from megatron_tlm.report.read import read_run
 from megatron_tlm.report.run import run_page
-from megatron_tlm.train.heartbeat import Heartbeat, Phase, heartbeat_file
+from megatron_tlm.train.logs.heartbeat import Heartbeat, Phase, heartbeat_file
 from tests.equivalence.launching import launch, run_config
 
 
@@ -53,7 +53,7 @@ def test_a_rank_that_fails_says_so_and_the_page_too(tmp_path: Path) -> None:
     config = run_config(tmp_path, save=None, train_iters=4)
 
     def break_third_step(rank: int) -> None:
-        from megatron_tlm.train.zero import ZeroEngine
+        from megatron_tlm.train.engines.zero import ZeroEngine
 
         step, taken = ZeroEngine.train_step, iter(range(9))
 

@@ -135,7 +135,7 @@ def test_bf16_stays_near_float32(ranks: int, changes: dict[str, Any]) -> None:
 def tied_ends(rank: int) -> dict[tuple[str, str], torch.Tensor] | None:
     """The tied copy's own state on the last stage, bit by bit that of the first."""
     from megatron_tlm.comm.groups import gather_object
-    from megatron_tlm.train.state import state_fragments
+    from megatron_tlm.train.saving.state import state_fragments
     from tests.equivalence.training import LEARNING_RATES, batches, engine_on
 
     config = tiny(**TWO_STAGES, bf16=True)

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from megatron_tlm.config.schema import Config
 from megatron_tlm.train import loop
-from megatron_tlm.train.gate import Judge, accept
-from megatron_tlm.train.pipeline import PipelineEngine
-from megatron_tlm.train.zero import ZeroEngine
+from megatron_tlm.train.engines.gate import Judge, accept
+from megatron_tlm.train.engines.pipeline import PipelineEngine
+from megatron_tlm.train.engines.zero import ZeroEngine
 from tests.equivalence.launching import assert_equal_bits, events_of, launch, metrics_of, run_config, tensors_of
 from tests.equivalence.training import GLOBAL_BATCH, show
 

@@ -14,7 +14,7 @@ import pytest
 from megatron_tlm.checkpoint.load import Reader, find
 from megatron_tlm.checkpoint.lock import FolderLock
 from megatron_tlm.config.schema import Config
-from megatron_tlm.train.zero import ZeroEngine
+from megatron_tlm.train.engines.zero import ZeroEngine
 from tests.equivalence.launching import Launch, launch, losses_of, metrics_of, run_config
 from tests.equivalence.training import show
 

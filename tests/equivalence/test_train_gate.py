@@ -8,8 +8,8 @@ from torch import Tensor
 
 from megatron_tlm.config.schema import Config
 from megatron_tlm.model.stage import Stage
-from megatron_tlm.train.gate import accept, refuse
-from megatron_tlm.train.locate import Location, locate
+from megatron_tlm.train.engines.gate import accept, refuse
+from megatron_tlm.train.survival.locate import Location, locate
 from tests.equivalence.training import LEARNING_RATES, batches, engine_on, gather_tensors, show, tiny
 from tests.ranks import run_ranks
 

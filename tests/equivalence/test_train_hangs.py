@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_tlm.config.schema import Config
-from megatron_tlm.train.zero import ZeroEngine
+from megatron_tlm.train.engines.zero import ZeroEngine
 from tests.equivalence.launching import events_of, launch, run_config
 
 MINUTES = 0.25
@@ -86,7 +86,7 @@ def test_a_rank_that_leaves_in_the_last_collective_takes_the_others_along(tmp_pa
     config = hanging(tmp_path, train_iters=4)
 
     def die(rank: int) -> None:
-        from megatron_tlm.train import saver
+        from megatron_tlm.train.saving import saver
 
         if rank == 1:
             saver.write_part = lambda *given: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from megatron_tlm.errors import PlanError
-from megatron_tlm.train.optimizer import check_stages
+from megatron_tlm.train.engines.optimizer import check_stages
 from tests.equivalence.test_train import GRID, PIPE, SEQUENCE, TENSOR, TWO_STAGES, ZERO, assert_same_run, show
 from tests.equivalence.training import (
     LEARNING_RATES,

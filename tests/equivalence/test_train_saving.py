@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_tlm.checkpoint.load import Reader
-from megatron_tlm.train import saver as saver_module
+from megatron_tlm.train.saving import saver as saver_module
 from tests.equivalence.launching import assert_equal_bits, launch, losses_of, run_config
 
 GRID = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "bf16": True}

@@ -32,11 +32,11 @@ from megatron_tlm.layers.loss import vocab_parallel_cross_entropy
 from megatron_tlm.model.init import init_stage
 from megatron_tlm.model.stage import Stage
 from megatron_tlm.plan.build import Plan, build_plan
-from megatron_tlm.train.build import build_engine
-from megatron_tlm.train.engine import Engine
-from megatron_tlm.train.optimizer import parameter_groups, run_periods
-from megatron_tlm.train.packing import pack_rules
-from megatron_tlm.train.quiet import prepare_deepspeed
+from megatron_tlm.train.engines.build import build_engine
+from megatron_tlm.train.engines.engine import Engine
+from megatron_tlm.train.engines.optimizer import parameter_groups, run_periods
+from megatron_tlm.train.engines.packing import pack_rules
+from megatron_tlm.train.engines.quiet import prepare_deepspeed
 from tests.cms_oracle import History, Rule
 
 VOCAB = 61
@@ -55,8 +55,8 @@ for _name, _value in _launcher.items():
 for late in (
     "deepspeed.runtime.zero.muon.muon_optimizer",
     "deepspeed.runtime.zero.stage3",
-    "megatron_tlm.train.pipeline",
-    "megatron_tlm.train.zero",
+    "megatron_tlm.train.engines.pipeline",
+    "megatron_tlm.train.engines.zero",
     "torch._dynamo",
 ):
     import_module(late)
@@ -64,7 +64,7 @@ for late in (
 gc.collect()
 gc.freeze()
 
-from megatron_tlm.train.state import state_pieces  # noqa: E402
+from megatron_tlm.train.saving.state import state_pieces  # noqa: E402
 
 
 @dataclass(frozen=True)

@@ -172,9 +172,9 @@ def train_step(root: Path, layers: int, width: int) -> None:
     import numpy as np
 
     from megatron_tlm.comm.groups import build_mesh, init_distributed, shutdown
-    from megatron_tlm.train.build import build_engine
-    from megatron_tlm.train.saver import BackgroundSaver
-    from megatron_tlm.train.saving import Progress
+    from megatron_tlm.train.engines.build import build_engine
+    from megatron_tlm.train.saving.resume import Progress
+    from megatron_tlm.train.saving.saver import BackgroundSaver
 
     torch.set_num_threads(1)
     from datetime import timedelta

@@ -25,7 +25,7 @@ from megatron_tlm.plan.build import Plan, build_plan, cut_units
 from megatron_tlm.plan.compare import rivals
 from megatron_tlm.plan.hardware import Profile
 from megatron_tlm.plan.setting import Setting
-from megatron_tlm.train.build import build_engine
+from megatron_tlm.train.engines.build import build_engine
 
 RULES = ("DeepSpeed uniform", "DeepSpeed parameters", "ours")
 

@@ -19,7 +19,7 @@ def test_bytes_per_parameter(zero, bf16, data, state_bytes):
 
 
 def test_buckets_are_those_of_training():
-    config = pytest.importorskip("megatron_tlm.train.deepspeed_config")
+    config = pytest.importorskip("megatron_tlm.train.engines.deepspeed_config")
     assert config.BUCKET_ELEMENTS == BUCKET_ELEMENTS
 
 

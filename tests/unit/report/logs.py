@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron_tlm.train.events import start_facts
+from megatron_tlm.train.logs.events import start_facts
 from tests.tiny_model import tiny_plan
 
 NOW = 2_000_000_000.0

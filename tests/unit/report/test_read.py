@@ -8,8 +8,8 @@ import pytest
 from megatron_tlm.errors import ConfigError
 from megatron_tlm.report import read
 from megatron_tlm.report.read import read_run
-from megatron_tlm.train import log
-from megatron_tlm.train.events import EVENTS_NAME
+from megatron_tlm.train.logs import log
+from megatron_tlm.train.logs.events import EVENTS_NAME
 from tests.unit.report.logs import start, step, write_logs
 
 

@@ -11,7 +11,7 @@ from megatron_tlm.plan.measured import PipelineSeconds, StageSeconds
 from megatron_tlm.report.read import Logged, read_run
 from megatron_tlm.report.run import run_page
 from megatron_tlm.report.summary import duration, stage_of_layers, state, tiles
-from megatron_tlm.train.records import Lost
+from megatron_tlm.train.logs.records import Lost
 from tests.tiny_model import tiny_plan
 from tests.unit.report.logs import NOW, start, step, write_logs
 from tests.unit.report.test_page import EVIL, Outline

@@ -11,14 +11,14 @@ from megatron_tlm.comm.groups import single_mesh
 from megatron_tlm.config.schema import CheckpointConfig, Config, ModelConfig, OptimizerConfig, TrainingConfig
 from megatron_tlm.data.mock_dataset import MockDataset
 from megatron_tlm.plan.build import build_plan
-from megatron_tlm.train.bad_steps import StepJudge
-from megatron_tlm.train.engine import MicroBatches, StepResult
-from megatron_tlm.train.events import EventKind
-from megatron_tlm.train.gate import Judge, accept
-from megatron_tlm.train.log import StepReport
+from megatron_tlm.train.engines.engine import MicroBatches, StepResult
+from megatron_tlm.train.engines.gate import Judge, accept
+from megatron_tlm.train.engines.schedule import build_schedule
+from megatron_tlm.train.logs.events import EventKind
+from megatron_tlm.train.logs.log import StepReport
 from megatron_tlm.train.run import GoBack, Run
-from megatron_tlm.train.saving import Progress
-from megatron_tlm.train.schedule import build_schedule
+from megatron_tlm.train.saving.resume import Progress
+from megatron_tlm.train.survival.bad_steps import StepJudge
 
 CONFIG = Config(
     ModelConfig(num_layers=2, hidden_size=16, num_attention_heads=2, seq_length=8, vocab_size=32),

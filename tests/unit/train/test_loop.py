@@ -7,10 +7,10 @@ import pytest
 
 from megatron_tlm.config.resilience import ResilienceConfig
 from megatron_tlm.config.schema import CheckpointConfig, Config
-from megatron_tlm.train.engine import MicroBatches, StepResult
-from megatron_tlm.train.gate import Judge, accept
+from megatron_tlm.train.engines.engine import MicroBatches, StepResult
+from megatron_tlm.train.engines.gate import Judge, accept
 from megatron_tlm.train.loop import train_loop
-from megatron_tlm.train.saving import Progress
+from megatron_tlm.train.saving.resume import Progress
 from tests.unit.train.loop_parts import CONFIG, CountingEngine, FirstId, Notes, SlowSaver, run_of
 
 UNSAVED = replace(CONFIG, checkpoint=CheckpointConfig())

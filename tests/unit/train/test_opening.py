@@ -10,7 +10,7 @@ import torch
 from megatron_tlm.config.schema import Config, DataConfig, ModelConfig, ParallelConfig, TrainingConfig
 from megatron_tlm.train.opening import opening
 from megatron_tlm.train.prepare import prepare
-from megatron_tlm.train.saving import Progress
+from megatron_tlm.train.saving.resume import Progress
 
 CONFIG = Config(
     ModelConfig(num_layers=4, hidden_size=32, num_attention_heads=2, seq_length=8, vocab_size=300),
