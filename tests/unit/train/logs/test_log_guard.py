@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from tests.unit.train.logs.test_log import SCALE, report
 
 from megatron_tlm.config.schema import LoggingConfig
 from megatron_tlm.train.logs import log as log_module
 from megatron_tlm.train.logs.board import Board
 from megatron_tlm.train.logs.log import WritingLog
 from megatron_tlm.train.logs.log_guard import LogGuard, quiet_board_thread
+from tests.unit.train.logs.test_log import SCALE, report
 
 
 def full(*anything: object) -> None:

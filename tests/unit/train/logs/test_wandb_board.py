@@ -8,13 +8,13 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.unit.train.logs.test_log import SCALE, report
 
 from megatron_tlm.config.schema import Config, DataConfig, LoggingConfig, ModelConfig, TrainingConfig
 from megatron_tlm.errors import ConfigError
 from megatron_tlm.train.logs.log import WritingLog
 from megatron_tlm.train.logs.wandb_board import RUN_ID_NAME, WandbBoard, require_wandb
 from megatron_tlm.train.prepare import prepare
+from tests.unit.train.logs.test_log import SCALE, report
 
 
 class Wandb(ModuleType):
