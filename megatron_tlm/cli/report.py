@@ -42,11 +42,23 @@ def main(arguments: Sequence[str]) -> int:
     alone = len(runs) == 1
     output = Path(args.output) if args.output else Path(folders[0] if alone else ".") / REPORT_NAME
     made = run_page(runs[0], time.time()) if alone else compare_page(runs, time.time())
-    aside = output.with_name(f".{output.name}.new")
     try:
-        aside.write_text(made, encoding="utf-8")
-        os.replace(aside, output)
+        _write(made, output)
     except OSError as error:
         raise ConfigError(f"--output = {output} cannot be written ({error.strerror}); give another file") from error
     print(f"{output}: {len(made.encode()) / 1e6:.2f} MB, open it in a browser")
     return 0
+
+
+def _write(page: str, output: Path) -> None:
+    """The whole page or none; a pipe or a device is written into and not replaced."""
+    if output.exists() and not output.is_file():
+        output.write_text(page, encoding="utf-8")
+        return
+    aside = output.with_name(f".{output.name}.new")
+    try:
+        aside.write_text(page, encoding="utf-8")
+        os.replace(aside, output)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise

@@ -175,10 +175,13 @@ def rest_sections(run: Logged) -> Iterator[Html]:
 
 
 def clock(seconds: object) -> str:
-    """A moment in UTC, to the second."""
+    """A moment in UTC, to the second; nothing for what is no moment of the calendar."""
     if not isinstance(seconds, int | float):
         return ""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):
+        return ""
 
 
 def _kind(event: Event) -> Html:

@@ -1,5 +1,7 @@
 """The command: where the page goes, what is refused."""
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -33,3 +35,30 @@ def test_what_cannot_be_read_or_written_is_told(tmp_path: Path, capsys: pytest.C
     folder = write_logs(tmp_path / "logs", [step(1)])
     assert main(["report", str(folder), "--output", str(tmp_path / "none" / "x.html")]) == 2
     assert "x.html cannot be written (No such file or directory); give another file" in capsys.readouterr().err
+
+
+def test_a_page_that_does_not_fit_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def half(self: Path, text: str, encoding: str) -> int:
+        self.write_bytes(text.encode(encoding)[:100])
+        raise OSError(28, "No space left on device")
+
+    folder = write_logs(tmp_path / "logs", [step(1)])
+    before = sorted(folder.iterdir())
+    monkeypatch.setattr(Path, "write_text", half)
+    assert main(["report", str(folder)]) == 2
+    assert "report.html cannot be written (No space left on device); give another file" in capsys.readouterr().err
+    assert sorted(folder.iterdir()) == before
+
+
+def test_a_pipe_is_written_into_and_not_replaced(tmp_path: Path) -> None:
+    folder, pipe = write_logs(tmp_path / "logs", [step(1)]), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
+    reader.start()
+    assert main(["report", str(folder), "--output", str(pipe)]) == 0
+    reader.join(10)
+    assert read[0].endswith("</html>\n")
+    assert pipe.is_fifo()

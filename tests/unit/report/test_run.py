@@ -9,7 +9,7 @@ import pytest
 
 from megatron_tlm.plan.measured import PipelineSeconds, StageSeconds
 from megatron_tlm.report.read import Logged, read_run
-from megatron_tlm.report.run import run_page
+from megatron_tlm.report.run import clock, run_page
 from megatron_tlm.report.summary import duration, stage_of_layers, state, tiles
 from megatron_tlm.train.logs.records import Lost
 from tests.tiny_model import tiny_plan
@@ -124,3 +124,8 @@ def test_a_layer_belongs_to_the_stage_of_its_mlp() -> None:
 
 def test_durations_have_two_figures() -> None:
     assert [duration(s) for s in (0.5234, 59, 61, 3725, 200_000)] == ["0.523 s", "59 s", "1m 01s", "1h 02m", "2d 7h"]
+
+
+@pytest.mark.parametrize("seconds", [1e12, -1e30, float("inf"), float("nan"), "x", None])
+def test_what_is_no_moment_of_the_calendar_has_no_clock(seconds: object) -> None:
+    assert clock(seconds) == ""
