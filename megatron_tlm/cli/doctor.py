@@ -126,7 +126,10 @@ def _local(
 
 def _world_size(args: Namespace, config: Config | None) -> int:
     if args.world_size is not None:
-        return int(from_flag(args.world_size, int, "--world-size"))
+        ranks = int(from_flag(args.world_size, int, "--world-size"))
+        if ranks < 1:
+            raise ConfigError(f"--world-size = {ranks} is below 1; give the ranks of the run")
+        return ranks
     return (
         1
         if config is None

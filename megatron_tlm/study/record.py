@@ -26,8 +26,13 @@ def open_study(design: Design) -> list[str]:
     """
     path, now = design.folder / STUDY_NAME, described(design)
     if not path.exists():
-        design.folder.mkdir(parents=True, exist_ok=True)
-        replace_text(path, json.dumps(now, indent=1) + "\n")
+        try:
+            design.folder.mkdir(parents=True, exist_ok=True)
+            replace_text(path, json.dumps(now, indent=1) + "\n")
+        except OSError as error:
+            raise ConfigError(
+                f"--output = {design.folder} cannot hold the study ({error.strerror}); give another folder"
+            ) from error
         return []
     before = json.loads(path.read_text(encoding="utf-8"))
     changes, added = compare(before, now)

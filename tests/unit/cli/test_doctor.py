@@ -61,3 +61,8 @@ def test_a_wrong_node_rank_is_the_verdict(capsys: pytest.CaptureFixture[str], mo
 def test_a_node_rank_without_a_meeting_point_is_refused() -> None:
     with pytest.raises(ConfigError, match="--node-rank and --wait say nothing without a meeting point; give --rdzv-"):
         main(["--node-rank", "1"])
+
+
+def test_a_run_of_no_ranks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--world-size = 0 is below 1; give the ranks of the run"):
+        main(["--preset", "tiny", "--mock-data", "--world-size", "0"])

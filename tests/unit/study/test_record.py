@@ -54,3 +54,11 @@ def test_other_tokens_under_the_same_name_are_a_change(tmp_path: Path, monkeypat
     open_study(design(tmp_path))
     with pytest.raises(ConfigError, match=r"data.corpus one is now other"):
         open_study(design(tmp_path))
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    plan = design(tmp_path)
+    plan.folder.parent.mkdir(parents=True, exist_ok=True)
+    plan.folder.write_text("a file", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"--output = .* cannot hold the study \((File exists|Not a dir.*)\); give"):
+        open_study(plan)
