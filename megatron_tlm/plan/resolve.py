@@ -43,6 +43,12 @@ def build_shape(config: Config, vocab_size: int) -> ModelShape:
     )
     _check_heads(unmatched, config.parallel.tensor_model_parallel_size)
     if taper.layer_widths:
+        if len(taper.layer_widths) != model.num_layers:
+            raise PlanError(
+                f"taper.layer_widths = {' '.join(map(str, taper.layer_widths))} holds {len(taper.layer_widths)} widths "
+                f"for num_layers = {model.num_layers}; give --layer-widths one for each of the {model.num_layers} "
+                f"layers, or --num-layers {len(taper.layer_widths)}"
+            )
         return replace(unmatched, widths=taper.layer_widths)
     baseline = matched_width(unmatched, model.baseline_width, multiple) if kind.match_params else model.baseline_width
     widths = taper_widths(

@@ -20,8 +20,12 @@ def test_given_widths_are_taken_as_they_are() -> None:
 
 
 def test_one_per_layer_is_wanted() -> None:
-    with pytest.raises(PlanError, match=r"holds 2 widths for num_layers = 3; give one per layer"):
-        build_shape(config(64, 64), 50)
+    with pytest.raises(
+        PlanError,
+        match=r"^taper\.layer_widths = 64 32 holds 2 widths for num_layers = 3; give --layer-widths one for each of "
+        r"the 3 layers, or --num-layers 2$",
+    ):
+        build_shape(config(64, 32), 50)
 
 
 def test_a_width_of_none_is_refused() -> None:
