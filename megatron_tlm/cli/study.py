@@ -120,6 +120,8 @@ FILE is a run's YAML with a study: section: arms, learning rates, seeds. docs/st
 actions:
 {actions}
 
+`megatron-tlm study run --help` lists the flags of an action.
+
 {examples}"""
 
 
@@ -128,7 +130,7 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         rows = "\n".join(f"  {name:8} {text}" for name, (text, *_) in ACTIONS.items())
         print(HELP.format(actions=rows, examples=EXAMPLES), end="")
-        return 0
+        raise SystemExit(0)  # as every other command's --help
     name = arguments[0]
     if name not in ACTIONS:
         raise ConfigError(f"study {name} is no action; {did_you_mean(name, ACTIONS)}")

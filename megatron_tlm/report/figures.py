@@ -118,6 +118,9 @@ def figures(runs: Sequence[Logged], marks: Sequence[Mark] = ()) -> Iterator[Html
             )
 
 
+TITLES = {"tokens_by_source": "tokens by corpus"}
+
+
 def grouped_figures(run: Logged) -> Iterator[Html]:
     """Tokens by corpus, and what no other chart shows, names that differ in their end together."""
     drawn = {key for figure in FIGURES for key in figure.parts} | set(IMPLIED) | {"loss", "valid_loss"}
@@ -125,8 +128,8 @@ def grouped_figures(run: Logged) -> Iterator[Html]:
     for key, curve in run.curves.items():
         if key in drawn or key.startswith((STAGED, "valid_")):
             continue
-        group, _, member = key.rpartition("/")
-        groups.setdefault(group or key, {})[member] = curve
+        group, _, member = key.partition("/")  # a corpus is named with its folders
+        groups.setdefault(TITLES.get(group, group), {})[member] = curve
     for group, members in sorted(groups.items()):
         yield line_chart(group, [Series(name, curve.xs, curve.ys) for name, curve in members.items()])
 

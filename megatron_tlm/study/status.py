@@ -22,10 +22,12 @@ def budget_lines(design: Design) -> Iterator[str]:
     rates, tuned = len(file.learning_rates), len(file.tuning_seeds)
     tuning, rest = rates * tuned, len(set(file.seeds) - set(file.tuning_seeds))
     total = sum(budget.tokens for budget in budgets.values()) * (tuning + rest)
-    yield (
-        f"budgets are equal; {tuning * len(budgets)} runs to tune ({rates} rates, {tuned} seeds), then "
-        f"{rest * len(budgets)} more at the rates chosen: {total:,} tokens"
+    first = (
+        f"runs to tune ({rates} rates, {_count(tuned, 'seed')})" if rates > 1 else f"runs of {_count(tuned, 'seed')}"
     )
+    then = "at the rates chosen" if rates > 1 else "of other seeds"
+    runs = f"{tuning * len(budgets)} {first}, then {rest * len(budgets)} more {then}"
+    yield f"budgets are equal; {runs}: {total:,} tokens"
     seconds = [budget.seconds for budget in budgets.values() if budget.seconds is not None]
     if len(seconds) == len(budgets):
         device = design.config(design.example(*design.pairs[0])).parallel.hardware
@@ -64,3 +66,7 @@ def _progress(result: RunResult) -> str:
     left = (result.train_steps - result.step) * result.step_seconds
     seen = f", validation loss {result.valid[-1].loss:.4f}" if result.valid and result.valid[-1].loss else ""
     return f"step {result.step}/{result.train_steps}{seen}, {left / 60:.0f} min of training left"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

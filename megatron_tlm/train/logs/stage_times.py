@@ -208,7 +208,7 @@ def line(times: PipelineSeconds, planned_bubble: float) -> str:
 
 def _milliseconds(seconds: list[float]) -> str:
     """Of every stage in order; of many, the least and the most."""
-    values = [f"{1000 * value:.3g}" for value in seconds]
-    if len(values) <= SHOWN_STAGES:
-        return f"{' '.join(values)} ms"
-    return f"{1000 * min(seconds):.3g} to {1000 * max(seconds):.3g} ms"
+    shown = seconds if len(seconds) <= SHOWN_STAGES else [min(seconds), max(seconds)]
+    # Three digits, but never 1.8e+04.
+    values = [f"{1000 * value:.{'3g' if value < 1 else '0f'}}" for value in shown]
+    return f"{(' ' if shown is seconds else ' to ').join(values)} ms"

@@ -15,7 +15,7 @@ def test_a_dry_run_prints_budgets_and_starts_nothing(tmp_path: Path, capsys: pyt
     assert study.main(["run", str(write(tmp_path)), "--output", str(tmp_path / "out"), "--dry-run"]) == 0
     told = capsys.readouterr().out
     assert told.splitlines()[1].split() == ["uniform", "35,040", "30,912", "0.227", "384", "64"]
-    assert "4 runs to tune (2 rates, 1 seeds), then 2 more at the rates chosen: 2,304 tokens" in told
+    assert "4 runs to tune (2 rates, 1 seed), then 2 more at the rates chosen: 2,304 tokens" in told
     assert not (tmp_path / "out").exists()
 
 

@@ -114,6 +114,8 @@ def test_of_a_messages_two_ends_the_shorter_one_did_not_wait():
 
 
 def test_the_console_shows_every_stage_of_a_few_and_the_ends_of_many():
+    slow = [StageSeconds(0, 6.0, 12.04, 0.001, 0.04, 0.05, 0.06)] * 2
+    assert line(PipelineSeconds(9, 4, 0.4, tuple(slow), (3, 3)), 0.2).startswith("stages: compute 18040 18040 ms | ")
     few = [StageSeconds(0, 0.1, 0.2, 0.001, 0.04, 0.05, 0.06), StageSeconds(0, 0.11, 0.22, 0.001, 0.01, 0.05, 0.06)]
     assert line(PipelineSeconds(9, 4, 0.4, tuple(few), (3, 3)), 0.2) == (
         "stages: compute 300 330 ms | wait 40 10 ms | messages 1 1 ms | bubble measured 21.2 % (planned 20.0 %)"
