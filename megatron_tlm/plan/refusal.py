@@ -25,6 +25,12 @@ def gibibytes(size: float, least: float = 0.1) -> str:
     return f"{size / 2**10:.2f} KiB" if size else "0"
 
 
+def size_and_limit(size: int, limit: int) -> tuple[str, str]:
+    """Both as people read them; with the bytes where they would otherwise read the same."""
+    texts = gibibytes(size), gibibytes(limit)
+    return texts if texts[0] != texts[1] else (f"{texts[0]} ({size} bytes)", f"{texts[1]} ({limit} bytes)")
+
+
 def lightest_peak(setting: Setting, units: Sequence[Unit], ranges: Sequence[range]) -> tuple[int, int, MemoryUse]:
     """The smallest peak of any cut, and the stage that has it, with its bytes by kind."""
     pipeline = replace(setting.pipeline, micro_batches=max(setting.micro_batches, 1))
@@ -43,19 +49,33 @@ def refuse_overfull(setting: Setting, units: Sequence[Unit], ranges: Sequence[ra
     peak, stage, use = lightest_peak(setting, units, ranges)
     if peak <= limit:
         return
-    ways = "; ".join(f"{name} needs {gibibytes(size)}" for name, size in remedies(setting, units, peak))
+    needed, allowed = size_and_limit(peak, limit)
+    stages = setting.grid.pipe
+    lightest = f", even in the cut into {stages} stages that needs the least" if stages > 1 else ""
     raise PlanError(
-        f"stage {stage} = {peak} bytes ({_by_kind(use)}) exceeds the memory limit of {limit} bytes in every cut into "
-        f"{setting.grid.pipe} stages; {ways or 'use more ranks'}"
+        f"stage {stage} = {needed} a rank ({_by_kind(use)}) exceeds the memory limit of {allowed}{lightest}; "
+        f"{_ways_out(remedies(setting, units, peak), limit)}"
     )
+
+
+def _ways_out(found: Sequence[tuple[str, int]], limit: int) -> str:
+    """What suffices by itself, then what only helps."""
+    enough = ", or ".join(f"{name} ({gibibytes(size)})" for name, size in found if size <= limit)
+    helps = ", ".join(f"{name} ({size_and_limit(size, limit)[0]})" for name, size in found if size > limit)
+    if not found:
+        return "use more ranks"
+    if not helps:
+        return f"give {enough}"
+    return f"give {enough}; not enough alone: {helps}" if enough else f"combine what is not enough alone: {helps}"
 
 
 def check_memory(uses: Sequence[MemoryUse], limit: int | None) -> None:
     """PlanError where stages given by hand do not fit."""
     for stage, use in enumerate(uses):
         if limit is not None and use.total > limit:
+            needed, allowed = size_and_limit(use.total, limit)
             raise PlanError(
-                f"stage {stage} = {use.total} bytes ({_by_kind(use)}) exceeds the memory limit of {limit} bytes; "
+                f"stage {stage} = {needed} a rank ({_by_kind(use)}) exceeds the memory limit of {allowed}; "
                 "give it less by hand, or leave the cut to us"
             )
 

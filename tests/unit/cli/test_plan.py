@@ -190,7 +190,7 @@ def test_every_layout_ranked_or_refused(capsys: pytest.CaptureFixture[str]) -> N
         (["--search", "--gpus", "2", "--gpu-memory", "1MiB"], "--search = none of "),
         (["--plot", "plan.words"], "--plot = plan.words cannot be written"),
         (["--hardware", "abacus"], "hardware = 'abacus' is not among"),
-        (["--gpu-memory", "1MiB"], "exceeds the memory limit of 1048576 bytes in every cut into 2 stages"),
+        (["--gpu-memory", "1MiB"], "exceeds the memory limit of 1.00 MiB, even in the cut into 2 stages that needs"),
     ],
 )
 def test_mistakes_are_told(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

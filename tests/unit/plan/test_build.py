@@ -4,8 +4,10 @@ import pytest
 
 from megatron_tlm.config.schema import Config, ModelConfig, ParallelConfig, TaperConfig, TrainingConfig
 from megatron_tlm.errors import PlanError
-from megatron_tlm.plan.build import build_plan, build_shape
+from megatron_tlm.plan.build import build_plan, build_setting, build_shape
 from megatron_tlm.plan.hardware import find_hardware
+from megatron_tlm.plan.refusal import gibibytes, lightest_peak
+from megatron_tlm.plan.setting import glue
 from megatron_tlm.plan.shape import ModelShape
 
 MODEL = ModelConfig(num_layers=6, hidden_size=64, num_attention_heads=4, seq_length=32, ffn_hidden_size=256)
@@ -176,7 +178,24 @@ def test_a_memory_limit_moves_the_cut_or_refuses_with_remedies():
     assert max(use.total for use in moved.memory) < free.cut.peak_bytes
     with pytest.raises(
         PlanError,
-        match=r"stage \d = \d+ bytes \(weights .* MiB, .*activations .*\) exceeds the memory limit of 1000 bytes in "
-        r"every cut into 2 stages; .*--recompute-granularity full needs [\d.]+ MiB",
+        match=r"stage \d = [\d.]+ [GM]iB a rank \(weights .* MiB, .*activations .*\) exceeds the memory limit of 0\.98 "
+        r"KiB, even in the cut into 2 stages that needs the least; combine what is not enough alone: "
+        r".*--recompute-granularity full \([\d.]+ MiB\)",
     ):
         build_plan(asked, 100, memory_limit=1000)
+    alone = replace(asked, parallel=replace(asked.parallel, pipeline_model_parallel_size=1))
+    with pytest.raises(PlanError, match=r"exceeds the memory limit of 0\.98 KiB; combine what"):
+        build_plan(alone, 100, memory_limit=1000)
+
+
+def test_a_bound_one_byte_below_is_told_apart_from_what_is_needed():
+    asked = config(parallel=ParallelConfig(pipeline_model_parallel_size=2, zero_stage=0))
+    setting, units = build_setting(asked, 100), build_plan(asked, 100).units
+    peak, _, _ = lightest_peak(setting, units, glue(units, setting))
+    text = gibibytes(peak)
+    with pytest.raises(
+        PlanError, match=rf"= {text} \({peak} bytes\) a rank .* limit of {text} \({peak - 1} bytes\), even"
+    ):
+        build_plan(asked, 100, memory_limit=peak - 1)
+    with pytest.raises(PlanError, match=r"; give --[a-z-]+ \w+ \([\d.]+ \w+\)"):
+        build_plan(asked, 100, memory_limit=peak - 1)

@@ -143,6 +143,7 @@ def test_the_configuration_gives_one_way_or_none():
     with pytest.raises(PlanError, match="pipeline_model_parallel_layout and pipeline_cuts both give"):
         planned(pipeline_model_parallel_layout="Ett|tt|tt|ttL", pipeline_cuts=("head",))
     with pytest.raises(
-        PlanError, match=r"stage 0 = \d+ bytes .* exceeds the memory limit of 1000 bytes; give it less by hand"
+        PlanError,
+        match=r"stage 0 = [\d.]+ [GM]iB a rank \(.* exceeds the memory limit of 0\.98 KiB; give it less by hand",
     ):
         planned(decoder_first_pipeline_num_layers=2, gpu_memory="1000")
