@@ -30,6 +30,7 @@ from megatron_tlm.plan.workload import Workload
 
 RECOMPUTES: tuple[Recompute | None, ...] = (None, "selective", "full")
 LARGEST_MICRO_BATCH = 64
+SAME_TIME = 1e-6  # relative: ticks are whole, more and smaller micro-batches round otherwise
 SEARCH_EFFORT = 200_000  # settles the step time; ties may stay open
 
 
@@ -141,13 +142,25 @@ def _rank(waiting: list[tuple[float, Layout, _Candidate]], top: int) -> list[Lay
     bounded: list[Layout] = []
     for bound, layout, candidate in waiting:
         times = sorted(entry.step_seconds for entry in simulated)
-        if len(times) >= top and bound > times[top - 1]:
+        if len(times) >= top and bound > times[top - 1] * (1 + SAME_TIME):
             bounded.append(replace(layout, step_seconds=bound))
             continue
         cut = best_cut(candidate.all, candidate.pipeline, effort=SEARCH_EFFORT)
         seconds = cut.step_time / TICKS_PER_SECOND
         simulated.append(replace(layout, step_seconds=seconds, peak_bytes=cut.peak_bytes, simulated=True))
-    return sorted(simulated, key=lambda layout: (layout.step_seconds, layout.peak_bytes)) + bounded
+    return _lighter_first(simulated) + bounded
+
+
+def _lighter_first(simulated: list[Layout]) -> list[Layout]:
+    """The fastest first; of equally fast ones that with the smaller peak."""
+    ordered = sorted(simulated, key=lambda layout: layout.step_seconds)
+    places, first = [0] * len(ordered), 0
+    for index, layout in enumerate(ordered):
+        if layout.step_seconds > ordered[first].step_seconds * (1 + SAME_TIME):
+            first = index
+        places[index] = first
+    pairs = sorted(zip(places, ordered, strict=True), key=lambda pair: (pair[0], pair[1].peak_bytes))
+    return [layout for _, layout in pairs]
 
 
 class _Search:
