@@ -25,13 +25,15 @@ class Countdown:
         if not self._speaks or now - self._told < (TERMINAL_SECONDS if self._on_terminal else LOG_SECONDS):
             return
         self._told = now
-        seconds = now - self._started
-        line = (
+        line = self._line(done, whole, now - self._started)
+        print(f"\r\033[K{line}" if self._on_terminal else line, end="" if self._on_terminal else "\n", file=sys.stderr)
+        sys.stderr.flush()
+
+    def _line(self, done: int, whole: int, seconds: float) -> str:
+        return (
             f"{self._text}: {self._unit} {done} of {whole} ({100 * done // whole} %), {done / seconds:.3g} a second, "
             f"{clock(seconds * (whole - done) / done)} left"
         )
-        print(f"\r\033[K{line}" if self._on_terminal else line, end="" if self._on_terminal else "\n", file=sys.stderr)
-        sys.stderr.flush()
 
     def __enter__(self) -> Self:
         return self
