@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from statistics import StatisticsError, correlation
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from megatron_tlm.errors import DataError
 from megatron_tlm.evaluation.model import Model
-from megatron_tlm.model.novelty import LayerNovelty, NoveltyProbe
+from megatron_tlm.model.novelty import LayerNovelty, NoveltyProbe, pearson
 
 
 @dataclass(frozen=True)
@@ -29,14 +28,6 @@ class Novelty:
     @property
     def pearson_mlp(self) -> float | None:
         return pearson([layer.rho_mlp for layer in self.layers])
-
-
-def pearson(by_depth: Sequence[float]) -> float | None:
-    """Pearson's r of a value with the layer's number; None where it has none: fewer than two layers, or all equal."""
-    try:
-        return correlation(range(len(by_depth)), by_depth)
-    except StatisticsError:
-        return None
 
 
 def windows(stream: NDArray[np.integer], length: int, batch: int, num_tokens: int) -> list[Tensor]:

@@ -13,6 +13,7 @@ Shapes: B microbatch, S sequence, s this rank's share of it, D model width.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import StatisticsError, correlation
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -30,6 +31,14 @@ class LayerNovelty(NamedTuple):
 
     rho_block: float
     rho_mlp: float
+
+
+def pearson(by_depth: Sequence[float]) -> float | None:
+    """Pearson's r of a value with the layer's number; None where it has none: fewer than two layers, or all equal."""
+    try:
+        return correlation(range(len(by_depth)), by_depth)
+    except StatisticsError:
+        return None
 
 
 def cosines(h_BsD: Tensor, z_BsD: Tensor, out_BsD: Tensor) -> tuple[Tensor, Tensor]:

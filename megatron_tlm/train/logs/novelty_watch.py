@@ -1,13 +1,12 @@
 """Layer-wise novelty while a model trains: every so many steps, on the same micro-batch of each data rank."""
 
 from collections.abc import Callable, Mapping
-from statistics import StatisticsError, correlation
 
 from megatron_tlm.comm.groups import Mesh
 from megatron_tlm.config.schema import Config
 from megatron_tlm.data.gpt_dataset import SampleDataset
 from megatron_tlm.data.loader import micro_batches
-from megatron_tlm.model.novelty import NoveltyProbe
+from megatron_tlm.model.novelty import NoveltyProbe, pearson
 from megatron_tlm.plan.build import Plan
 from megatron_tlm.train.engines.engine import Engine
 from megatron_tlm.train.logs.watch import Moment
@@ -43,12 +42,10 @@ class NoveltyWatch:
         found |= {f"rho_mlp/layer {index}": layer.rho_mlp for index, layer in enumerate(layers)}
         told = []
         for name in ("rho_block", "rho_mlp"):
-            try:
-                r = correlation(range(len(layers)), [getattr(layer, name) for layer in layers])
-            except StatisticsError:
-                continue  # one layer, or all alike
-            found[f"{name}/r with depth"] = r
-            told.append(f"{name} {r:.2f}")
+            r = pearson([getattr(layer, name) for layer in layers])
+            if r is not None:
+                found[f"{name}/r with depth"] = r
+                told.append(f"{name} {r:.2f}")
         if told:
             self._say(f"novelty at step {moment.step} | r with depth: {', '.join(told)}")
         return found

@@ -1,4 +1,4 @@
-"""Windows of a stream, r with depth, and the same numbers from a model as from its blocks one by one."""
+"""Windows of a stream, and the same numbers from a model as from its blocks one by one."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 
 from megatron_tlm.errors import DataError
 from megatron_tlm.evaluation.model import whole_model
-from megatron_tlm.evaluation.novelty import joined, measure_novelty, pearson, windows
+from megatron_tlm.evaluation.novelty import joined, measure_novelty, windows
 from megatron_tlm.model.stage import Stage
 from tests.tiny_model import random_tokens, random_weights, set_weights, tiny_plan
 
@@ -26,13 +26,6 @@ def test_windows_are_whole_and_as_many_as_asked() -> None:
 def test_documents_end_in_their_token() -> None:
     assert joined([[5, 6], [], [7]], 0, 100).tolist() == [5, 6, 0, 0, 7, 0]
     assert joined([[5, 6], [7]], 0, 4).tolist() == [5, 6, 0, 7]
-
-
-def test_pearson() -> None:
-    assert pearson([1.0, 2.0, 3.0]) == pytest.approx(1.0)
-    assert pearson([3.0, 1.0, 2.0, 0.0]) == pytest.approx(np.corrcoef(range(4), [3, 1, 2, 0])[0, 1])
-    assert pearson([0.5]) is None
-    assert pearson([0.5, 0.5]) is None
 
 
 def test_a_model_as_its_blocks_and_back_in_its_mode() -> None:

@@ -4,12 +4,13 @@ import math
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from megatron_tlm.comm.groups import Mesh, build_mesh, single_mesh
 from megatron_tlm.comm.stages import receive_from_previous, send_to_next
-from megatron_tlm.model.novelty import LayerNovelty, NoveltyProbe, cosines
+from megatron_tlm.model.novelty import LayerNovelty, NoveltyProbe, cosines, pearson
 from megatron_tlm.model.stage import Stage
 from megatron_tlm.plan.build import Plan
 from tests.ranks import run_ranks
@@ -95,3 +96,10 @@ def test_any_layout_measures_the_same(sizes: dict[str, Any], cuts: tuple[str, ..
     plan = cut(plan, *cuts) if cuts else plan
     for found in run_ranks(plan.grid.size, on_rank, plan):
         torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_pearson() -> None:
+    assert pearson([1.0, 2.0, 3.0]) == pytest.approx(1.0)
+    assert pearson([3.0, 1.0, 2.0, 0.0]) == pytest.approx(np.corrcoef(range(4), [3, 1, 2, 0])[0, 1])
+    assert pearson([0.5]) is None
+    assert pearson([0.5, 0.5]) is None
