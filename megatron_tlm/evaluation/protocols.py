@@ -74,7 +74,6 @@ class Documents:
     """Texts as passages, and the words and bytes behind them."""
 
     passages: Sequence[Passage]
-    num_documents: int
     num_words: int
     num_bytes: int
 
@@ -89,7 +88,6 @@ def document_passages(documents: Sequence[Document], tokenizer: Tokenizer, windo
         passages += rolling(np.array([tokenizer.eod_id, *ids], np.int32), windows.context, windows.stride)
     return Documents(
         passages=passages,
-        num_documents=len(documents),
         num_words=sum(count_words(document.counted) for document in documents),
         num_bytes=sum(len(document.counted.encode()) for document in documents),
     )

@@ -64,10 +64,9 @@ def line_chart(
     from_zero: bool = False,
     marks: Sequence[Mark] = (),
     wide: bool = False,
-    most_points: int = 800,
 ) -> Html:
     """A figure; where no series has a point to draw, one that says so."""
-    drawn = [_drawable(item, index, log_x, log_y, most_points) for index, item in enumerate(series)]
+    drawn = [_drawable(item, index, log_x, log_y) for index, item in enumerate(series)]
     drawn = [item for item in drawn if item.xs]
     caption = element("figcaption", title, element("span", f"  {unit}") if unit else "")
     if not drawn:
@@ -88,13 +87,13 @@ def line_chart(
     return element("figure", caption, _legend(drawn), svg, **data)
 
 
-def _drawable(item: Series, index: int, log_x: bool, log_y: bool, most: int) -> Series:
+def _drawable(item: Series, index: int, log_x: bool, log_y: bool) -> Series:
     points = sorted(
         (float(x), float(y))
         for x, y in zip(item.xs, item.ys, strict=True)
         if math.isfinite(x) and math.isfinite(y) and not (log_y and y <= 0) and not (log_x and x <= 0)
     )
-    xs, ys = thin([x for x, _ in points], [y for _, y in points], most)
+    xs, ys = thin([x for x, _ in points], [y for _, y in points])
     return Series(item.name, xs, ys, index if item.color is None else item.color, item.faint, item.dots)
 
 

@@ -83,13 +83,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, right: Col
     return element("div", element("table", element("thead", head), element("tbody", *lines)), _class="scroll")
 
 
-def fold(summary: object, *content: object, opened: bool = False) -> Html:
+def fold(summary: object, *content: object) -> Html:
     """Content behind a line that opens it."""
-    made = element("summary", summary) + "".join(map(text, content))
-    return Html(f"<details{' open' if opened else ''}>{made}</details>")
+    return element("details", element("summary", summary), *content)
 
 
-def searchable(content: str, hint: str = "search") -> Html:
+def searchable(content: str, hint: str) -> Html:
     """Lines of text with a field that keeps those that contain what is typed."""
     field = Html(f'<input type="search" placeholder="{html.escape(hint)}" aria-label="{html.escape(hint)}">')
     lines = (element("span", line + "\n") for line in content.splitlines())

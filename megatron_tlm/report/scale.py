@@ -1,7 +1,6 @@
 """Numbers on an axis: where its ticks stand, what they are called, and fewer points that look the same."""
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -85,9 +84,3 @@ def smoothed(ys: Sequence[float], span: int) -> list[float]:
     sums, half = [0.0, *accumulate(ys)], span // 2
     windows = ((max(place - half, 0), min(place + half + 1, len(ys))) for place in range(len(ys)))
     return [(sums[stop] - sums[start]) / (stop - start) for start, stop in windows]
-
-
-def value_at(xs: Sequence[float], ys: Sequence[float], x: float) -> float | None:
-    """The y of the first point at or after `x`, None behind the last."""
-    place = bisect_left(xs, x)
-    return ys[place] if place < len(xs) else None

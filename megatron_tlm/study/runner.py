@@ -19,9 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
-from megatron_tlm.config.document import read_file
 from megatron_tlm.config.dump import dump
-from megatron_tlm.config.load import build
+from megatron_tlm.config.load import load_file
 from megatron_tlm.errors import ConfigError
 from megatron_tlm.study.choice import snapshot
 from megatron_tlm.study.design import Design, RunId
@@ -173,7 +172,7 @@ def write_config(design: Design, run: RunId) -> None:
     """The run's config.yaml; ConfigError where another run began in this folder."""
     config, path = design.config(run), design.run_folder(run) / CONFIG_NAME
     if path.exists():
-        changes = differences(run_facts(build([read_file(path)])), run_facts(config))
+        changes = differences(run_facts(load_file(path)), run_facts(config))
         if changes:
             raise ConfigError(f"{path} = another run ({'; '.join(changes)}); give the study another --output")
     replace_text(path, dump(config))

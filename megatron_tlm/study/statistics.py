@@ -25,13 +25,13 @@ class Interval:
         return self.half_width is not None and abs(self.mean) > self.half_width
 
 
-def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+def interval(values: Sequence[float]) -> Interval:
     """Mean +- t * s / sqrt(n) with n - 1 degrees of freedom: right where the values are normal and independent."""
     count = len(values)
     if count < 2:
         return Interval(fmean(values), None, None, count)
     spread = stdev(values)
-    return Interval(fmean(values), t_quantile(confidence, count - 1) * spread / math.sqrt(count), spread, count)
+    return Interval(fmean(values), t_quantile(CONFIDENCE, count - 1) * spread / math.sqrt(count), spread, count)
 
 
 def t_quantile(confidence: float, degrees: int) -> float:

@@ -70,7 +70,6 @@ class Slow:
 
     rank: int
     ratio: float
-    seconds: float
 
 
 class StragglerWatch:
@@ -142,5 +141,5 @@ def slowest(seconds: Sequence[float], stages: Sequence[int]) -> list[Slow]:
         ranks = [rank for rank, own in enumerate(stages) if own == stage]
         middle = median_low([seconds[rank] for rank in ranks])  # of two ranks the fast one
         if len(ranks) > 1 and middle > 0:
-            found += [Slow(rank, seconds[rank] / middle, seconds[rank]) for rank in ranks]
+            found += [Slow(rank, seconds[rank] / middle) for rank in ranks]
     return sorted(found, key=lambda slow: (-slow.ratio, slow.rank))

@@ -62,7 +62,7 @@ def test_a_document_stands_alone_behind_the_end_token() -> None:
     assert [p.ids.tolist() for p in found.passages] == [[EOD, *b"ab c"], [EOD, *"é".encode()]]
     assert [p.scored for p in found.passages] == [4, 2]
     # Words and bytes are those of the text to count in; an empty one is one word, as the harness has it.
-    assert (found.num_documents, found.num_words, found.num_bytes) == (3, 5, 13)
+    assert (found.num_words, found.num_bytes) == (5, 13)
     result = found.perplexity([Score(10.0, 4, False), Score(3.0, 2, False)])
     assert result.word_perplexity == pytest.approx(math.exp(13 / 5))
     assert result.byte_perplexity == pytest.approx(math.e)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_tlm.report.scale import Axis, log_ticks, nice_ticks, short_number, size_text, smoothed, thin, value_at
+from megatron_tlm.report.scale import Axis, log_ticks, nice_ticks, short_number, size_text, smoothed, thin
 
 NUMBERS = st.floats(-1e12, 1e12).filter(lambda value: value == 0 or abs(value) > 1e-9)
 
@@ -79,8 +79,3 @@ def test_a_running_mean_lies_in_the_middle_and_keeps_a_straight_line() -> None:
     assert smoothed([1.0, 5.0], 1) == [1.0, 5.0]
     assert smoothed(range(99), 30)[15:-15] == pytest.approx(range(15, 84))
     assert smoothed([], 3) == []
-
-
-def test_values_are_found_by_step() -> None:
-    assert value_at([1, 3], [10, 30], 2) == 30
-    assert value_at([1, 3], [10, 30], 4) is None
