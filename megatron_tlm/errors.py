@@ -3,6 +3,8 @@
 Each message is one sentence, `<address> = <value> <broken rule>; <way out>`, with both numbers in it.
 """
 
+from collections.abc import Sequence
+
 
 class TlmError(Exception):
     """A mistake that the user can mend: shown without a traceback, exit code 2."""
@@ -30,3 +32,9 @@ class CommError(TlmError):
 
 class ExportError(TlmError):
     """A model that another format cannot hold, or another program's files that cannot be read."""
+
+
+def few(names: Sequence[object], most: int = 3) -> str:
+    """For a sentence: the first of several names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more

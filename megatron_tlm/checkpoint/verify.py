@@ -14,7 +14,7 @@ from megatron_tlm.checkpoint.load import Reader, check_hashes
 from megatron_tlm.checkpoint.manifest import TensorId
 from megatron_tlm.checkpoint.tensor_file import DTYPES, tensor_bytes
 from megatron_tlm.checkpoint.widen import TensorSource, Widened
-from megatron_tlm.errors import CheckpointError
+from megatron_tlm.errors import CheckpointError, few
 
 
 def verify(
@@ -48,9 +48,7 @@ def verify(
                 f"{role}/{name}" for (name, role), equal in zip(names, pool.map(same, names), strict=True) if not equal
             ]
     if differ:
-        more = f" and {len(differ) - 8} more" if len(differ) > 8 else ""
-        named = f"{', '.join(differ[:8])}{more}"
-        raise CheckpointError(f"{target} holds other bytes than {source} for {named}; convert again")
+        raise CheckpointError(f"{target} holds other bytes than {source} for {few(differ, 8)}; convert again")
     return len(names)
 
 

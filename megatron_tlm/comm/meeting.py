@@ -21,7 +21,7 @@ from torch.distributed import DistNetworkError
 from torch.distributed.rendezvous import rendezvous
 
 from megatron_tlm.comm.stuck import ends_when_stuck
-from megatron_tlm.errors import CommError
+from megatron_tlm.errors import CommError, few
 
 SLICE = timedelta(seconds=1)  # between two looks at who is still at work
 GRACE_SECONDS = 3.0  # what is left to the others once one rank has failed
@@ -142,13 +142,10 @@ class Meeting:
                 raise CommError(self._missing([0]))
 
     def _missing(self, absent: Sequence[int]) -> str:
-        shown = ", ".join(str(rank) for rank in absent[:8]) + (
-            f" and {len(absent) - 8} more" if len(absent) > 8 else ""
-        )
         return (
             f"ranks = {self.world_size - len(absent)} of {self.world_size} met within "
-            f"{self.timeout.total_seconds():g} s, absent: {shown}; look at what those said on their own node, or raise "
-            "--distributed-timeout-minutes"
+            f"{self.timeout.total_seconds():g} s, absent: {few(absent, 8)}; look at what those said on their own "
+            "node, or raise --distributed-timeout-minutes"
         )
 
     @staticmethod

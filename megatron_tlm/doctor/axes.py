@@ -10,6 +10,7 @@ import torch
 from megatron_tlm.comm.collectives import sum_over
 from megatron_tlm.comm.groups import AXES, AxisGroup, Mesh
 from megatron_tlm.doctor.finding import Finding, failed, passed, warned
+from megatron_tlm.errors import few
 
 LARGE_BYTES = 8 << 20
 REPEATS = 5
@@ -71,7 +72,7 @@ def _axis_finding(
     if wrong:
         return failed(
             f"axis {name}",
-            f"an all-reduce gave a wrong sum on ranks {_ranks(wrong[0])} ({_nodes(wrong[0], nodes)})",
+            f"an all-reduce gave a wrong sum on ranks {few(wrong[0], 8)} ({_nodes(wrong[0], nodes)})",
             "take those devices or links out of service: memory or network corrupts data",
         )
     rates = {ranks: min(member["bytes_per_second"] for member in members) for ranks, members in groups.items()}
@@ -86,17 +87,13 @@ def _axis_finding(
     if middle > SLOW * rates[slowest]:
         return warned(
             f"axis {name}",
-            f"{text}: ranks {_ranks(slowest)} ({_nodes(slowest, nodes)}), {middle / rates[slowest]:.1f} times slower "
+            f"{text}: ranks {few(slowest, 8)} ({_nodes(slowest, nodes)}), {middle / rates[slowest]:.1f} times slower "
             "than the median",
             "look at those nodes' link: cable, speed, interface",
         )
     if name == "tensor" and where == "between nodes":
         return warned(f"axis {name}", text, "keep the tensor degree within a node: every layer waits for this axis")
     return passed(f"axis {name}", text)
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
 
 
 def _nodes(ranks: Sequence[int], nodes: Sequence[str]) -> str:

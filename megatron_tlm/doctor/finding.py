@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from megatron_tlm.errors import few
+
 Status = Literal["pass", "warn", "fail"]
 _ORDER: tuple[Status, ...] = ("fail", "warn", "pass")
 
@@ -90,7 +92,4 @@ def merged(by_node: Sequence[tuple[str, Sequence[Finding]]]) -> list[Finding]:
 
 
 def _where(finding: Finding) -> str:
-    if not finding.where:
-        return ""
-    more = f" and {len(finding.where) - 3} more" if len(finding.where) > 3 else ""
-    return f" [{', '.join(finding.where[:3])}{more}]"
+    return f" [{few(finding.where)}]" if finding.where else ""

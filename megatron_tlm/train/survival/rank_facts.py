@@ -22,7 +22,7 @@ from megatron_tlm.comm.interfaces import Listener, check_addresses, gloo_address
 from megatron_tlm.comm.meeting import Meeting
 from megatron_tlm.config.dump import as_mapping
 from megatron_tlm.config.schema import Config, fields_of
-from megatron_tlm.errors import TlmError
+from megatron_tlm.errors import TlmError, few
 from megatron_tlm.train.engines.build import choose_backend
 from megatron_tlm.train.survival.agree import AgreedError
 
@@ -149,13 +149,11 @@ def _files(facts: Sequence[Facts]) -> str:
     told = [item["sources"] for item in facts if item["sources"]]
     names = sorted({name for sources in told for name in sources})
     different = [name for name in names if len({sources.get(name) for sources in told}) > 1]
-    more = f" and {len(different) - 3} more files" if len(different) > 3 else ""
-    return ", ".join(different[:3]) + more if different else "files of one node's own ranks"
+    return few(different) if different else "files of one node's own ranks"
 
 
 def _nodes(nodes: Sequence[str]) -> str:
-    names = list(dict.fromkeys(nodes))
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more nodes" if len(names) > 3 else "")
+    return few(list(dict.fromkeys(nodes)))
 
 
 def _shown(value: Any) -> str:

@@ -13,6 +13,7 @@ from megatron_tlm.checkpoint.manifest import MANIFEST_NAME
 from megatron_tlm.comm.meeting import Meeting
 from megatron_tlm.config.schema import Config
 from megatron_tlm.data.fingerprint import Fingerprint
+from megatron_tlm.errors import few
 from megatron_tlm.train.prepare import Prepared
 from megatron_tlm.train.survival.agree import AgreedError
 from megatron_tlm.train.survival.rank_facts import node
@@ -102,9 +103,8 @@ def _blind(told: Sequence[Mapping[str, Any] | None], folder: Path, address: str)
     nodes = list(dict.fromkeys(item["node"] for item in told if item is not None and not item["seen"]))
     if not nodes or told[0] is None:
         return None
-    more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
     return (
-        f"{address} = {folder} on {told[0]['node']} is another folder on {', '.join(nodes[:3])}{more}; "
+        f"{address} = {folder} on {told[0]['node']} is another folder on {few(nodes)}; "
         "give a folder on a file system that all nodes share"
     )
 

@@ -32,8 +32,8 @@ def test_other_code_is_told_with_its_files(monkeypatch: pytest.MonkeyPatch) -> N
     theirs = facts("b")
     assert ours["same"]["code"] != theirs["same"]["code"]
     assert check_facts([ours, theirs]) == (
-        f"code = {ours['same']['code']} on a, {theirs['same']['code']} on b, in a.py, b.py, train/loop.py and 1 more "
-        "files; install the same megatron_tlm on all of them"
+        f"code = {ours['same']['code']} on a, {theirs['same']['code']} on b, in a.py, b.py, train/loop.py and 1 more; "
+        "install the same megatron_tlm on all of them"
     )
 
 
