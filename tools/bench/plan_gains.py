@@ -2,7 +2,7 @@
 
     python tools/bench/plan_gains.py            a row per preset, stages and vocabulary, a column per sequence length
     python tools/bench/plan_gains.py --full     a row per case, a column per rule
-    python tools/bench/plan_gains.py --brief    the README's: a row per rule, a column per preset, median and largest
+    python tools/bench/plan_gains.py --brief    a row per rule, a column per preset, median and largest
 
 Each number is a rule's simulated step time over ours, minus one, in percent. Exits with 1 if any rule is ever ahead.
 """
