@@ -47,6 +47,11 @@ def read_run(folder: Path, flags: Flags) -> RunLog:
     if not starts:
         raise PlanError(f"--from-run = {folder / EVENTS_NAME} tells of 0 starts; give the --log-dir of a run")
     start = starts[-1]
+    if not all(isinstance(start.get(key), dict) for key in ("layout", "model")) or "step" not in start:
+        raise PlanError(
+            f"--from-run = {folder / EVENTS_NAME} has a start without step, layout or model; give the --log-dir of a "
+            "run of this version"
+        )
     steps = [
         record
         for record in _records(folder / METRICS_NAME)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_tlm.cli.evaluate import number
+from megatron_tlm.cli.options import check_plot
 from megatron_tlm.cli.ranks import on_ranks
 from megatron_tlm.config.launch import Launch
 from megatron_tlm.config.parser import Parser, program
@@ -60,6 +61,8 @@ def build_parser() -> Parser:
 def main(arguments: Sequence[str]) -> int:
     """Ask as asked: a table of length x depth for each kind, or JSON, on stdout; progress on stderr."""
     args = build_parser().parse(arguments)
+    if args.plot is not None:
+        check_plot(args.plot)
     for name, bound in (("ckpt_step", 0), ("samples", 1), ("seed", 0)):
         number(args, name, bound)
     parallel = ParallelConfig(

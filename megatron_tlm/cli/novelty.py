@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_tlm.cli.evaluate import number
+from megatron_tlm.cli.options import check_plot
 from megatron_tlm.cli.ranks import on_ranks
 from megatron_tlm.config.launch import Launch
 from megatron_tlm.config.parser import Parser, program
@@ -62,6 +63,8 @@ def main(arguments: Sequence[str]) -> int:
     args = build_parser().parse(arguments)
     for name in ("ckpt_step", "num_tokens", "seq_length", "micro_batch_size"):
         number(args, name, 0 if name == "ckpt_step" else 1)
+    if args.plot is not None:
+        check_plot(args.plot)
     if args.trust_remote_code and not args.hugging_face:
         raise ConfigError("--trust-remote-code = true does nothing with --load; leave it out")
     parallel = ParallelConfig(

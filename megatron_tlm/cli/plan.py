@@ -8,7 +8,7 @@ from pathlib import Path
 
 from megatron_tlm.cli import from_run
 from megatron_tlm.cli.failure import USER_ERROR
-from megatron_tlm.cli.options import config_parser, shown_config, speaks_unicode, tell, vocab_size
+from megatron_tlm.cli.options import check_plot, config_parser, shown_config, speaks_unicode, tell, vocab_size
 from megatron_tlm.cli.plan_profile import check_target, measure
 from megatron_tlm.cli.plan_table import describe
 from megatron_tlm.cli.stage_table import compare_lines, search_lines, stage_lines
@@ -41,7 +41,6 @@ EXAMPLES = """\
 """
 DEFAULT_HARDWARE = "h100"
 SHOWN_LAYOUTS = 20
-PLOT_ENDINGS = (".png", ".svg", ".pdf")
 # Micro-batches per stage where no global batch is given: enough for a pipeline to be worth planning.
 ASSUMED_MICRO_BATCHES = 4
 
@@ -69,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     if namespace.profile is not None:
         return measure(config, data, check_target(namespace.profile))
     if namespace.plot is not None:
-        _check_plot(namespace.plot)
+        check_plot(namespace.plot)
     config = _with_global_batch(config, data)
     plan = build_plan(config, vocab_size(config), data=data)
     found = rivals(plan) if namespace.compare else ()
@@ -147,15 +146,6 @@ def _search(namespace: argparse.Namespace, config: Config) -> int:
             "them, or give more --gpus"
         )
     return 0
-
-
-def _check_plot(name: str) -> None:
-    """ConfigError where the plot would end up elsewhere: matplotlib adds .png to a name without an ending."""
-    target = Path(name)
-    if target.suffix.lower() not in PLOT_ENDINGS or target.is_dir() or not target.parent.is_dir():
-        raise ConfigError(
-            f"--plot = {name or '(empty)'} cannot be written; give the path of a {', '.join(PLOT_ENDINGS)} file"
-        )
 
 
 def _plot(plan: Plan, target: Path) -> None:

@@ -80,8 +80,7 @@ def search_lines(found: Found, shown: int) -> list[str]:
     if len(found.ranked) > shown:
         lines.append(f"    and {len(found.ranked) - shown} slower ones that fit; --json has all of them")
     if found.refused:
-        lines += ["", f"{len(found.refused)} refused:"]
-        lines += [f"    {_where(layout)}: {layout.refused}" for layout in _told_apart(found.refused)]
+        lines += ["", f"{len(found.refused)} refused:", *_refused_lines(found.refused)]
     return lines
 
 
@@ -94,7 +93,16 @@ def _where(layout: Layout) -> str:
     return f"{place}, micro-batch {layout.micro_batch_size}, ZeRO {layout.zero_stage}, recompute {recompute}"
 
 
-def _told_apart(refused: Sequence[Layout], most: int = 12) -> list[Layout]:
-    """A layout for each reason, the nearest to fitting first."""
-    by_reason = {layout.refused: layout for layout in refused}
-    return list(by_reason.values())[:most]
+def _refused_lines(refused: Sequence[Layout], most: int = 12) -> list[str]:
+    """A line for each reason, with how many layouts share it; the counts add up to all of them."""
+    by_reason: dict[str, list[Layout]] = {}
+    for layout in refused:
+        by_reason.setdefault(layout.refused, []).append(layout)
+    shown = list(by_reason.items())[:most]
+    lines = []
+    for reason, layouts in shown:
+        others = len(layouts) - 1
+        more = f" and {others} other{'s' * (others > 1)}" if others else ""
+        lines.append(f"    {_where(layouts[0])}{more}: {reason}")
+    left = len(refused) - sum(len(layouts) for _, layouts in shown)
+    return [*lines, f"    and {left} more; --json has all of them"] if left else lines

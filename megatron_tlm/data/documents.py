@@ -184,7 +184,9 @@ def _read_rows(source: Source, keys: Sequence[str]) -> Iterator[Chunk]:
         names = file.schema_arrow.names
         for key in keys:
             if key not in names:
-                raise DataError(f"{source} has no column {key!r} among {', '.join(names)}; choose with --json-keys")
+                raise DataError(
+                    f"{source} has no column {key!r} among {', '.join(names)}; name the key that holds the text"
+                )
         number, told = 1, 0
         for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=list(dict.fromkeys(keys))):
             data = b"".join(json.dumps(row, default=_name_type).encode() + b"\n" for row in batch.to_pylist())

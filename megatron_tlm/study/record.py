@@ -34,7 +34,7 @@ def open_study(design: Design) -> list[str]:
                 f"--output = {design.folder} cannot hold the study ({error.strerror}); give another folder"
             ) from error
         return []
-    before = json.loads(path.read_text(encoding="utf-8"))
+    before = _read(path)
     changes, added = compare(before, now)
     if changes:
         raise ConfigError(
@@ -122,3 +122,14 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str =
 def folder_of(name: str) -> Path:
     """Where a study goes that is told no other place."""
     return Path("runs") / name
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(
+            f"{path} = {path.stat().st_size} bytes that are no JSON ({error}); put back a copy, or give --output of a "
+            "new folder"
+        ) from error
+    return before

@@ -50,6 +50,7 @@ def test_a_text_is_read_by_the_checkpoints_tokenizer(
     ("flags", "message"),
     [
         (["--trust-remote-code"], "--trust-remote-code = true does nothing with --load"),
+        (["--plot", "o.xyz"], r"--plot = o.xyz cannot be written; give the path of a .png, .svg, .pdf file"),
         (["--num-tokens", "0"], "--num-tokens = 0 is below 1"),
         (["--seq-length", "4096"], "--seq-length = 4096 exceeds the model's max_position_embeddings = 32"),
     ],

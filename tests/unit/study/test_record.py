@@ -56,6 +56,13 @@ def test_other_tokens_under_the_same_name_are_a_change(tmp_path: Path, monkeypat
         open_study(design(tmp_path))
 
 
+def test_a_damaged_record_is_told(tmp_path: Path) -> None:
+    open_study(design(tmp_path))
+    (design(tmp_path).folder / record.STUDY_NAME).write_text("{")
+    with pytest.raises(ConfigError, match=r"study.json = 1 bytes that are no JSON .*; put back a copy"):
+        open_study(design(tmp_path))
+
+
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     plan = design(tmp_path)
     plan.folder.parent.mkdir(parents=True, exist_ok=True)
