@@ -170,6 +170,11 @@ def test_every_layout_ranked_or_refused(capsys: pytest.CaptureFixture[str]) -> N
     assert out.startswith("8 x h100, 16.00 GiB each")
     assert "refused:" in out
     assert "of 16.00 GiB" in out
+    told, listed = out.split(" refused:\n")
+    lines = listed.strip().splitlines()
+    assert re.fullmatch(r" +and \d+ more; --json has all of them", lines[-1])
+    others = re.findall(r" and (\d+) (?:others?:|more;)", listed)
+    assert len(lines) - 1 + sum(map(int, others)) == int(told.splitlines()[-1])
     assert main([*flags, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     times = [layout["step_seconds"] for layout in found["ranked"] if layout["simulated"]]
