@@ -1,14 +1,17 @@
 """Why the stages are what they are, in sentences: what limits the step, what a border's move would cost, what fills."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from megatron_tlm.plan.build import Plan
+from megatron_tlm.plan.cut import best_cut
 from megatron_tlm.plan.refusal import gibibytes
-from megatron_tlm.plan.setting import glue
-from megatron_tlm.plan.simulate import StageTime, simulate
+from megatron_tlm.plan.setting import glue, merge
 
 Stages = tuple[range, ...]
+
+EVENNESS_EFFORT = 1_000_000  # the slowest stage itself takes none
 
 
 def explain(plan: Plan) -> tuple[str, ...]:
@@ -21,10 +24,7 @@ def explain(plan: Plan) -> tuple[str, ...]:
 
 def step_time(plan: Plan, stages: Sequence[range]) -> float:
     """The simulated step time of the plan's model, cut differently."""
-    pipeline = plan.setting.pipeline
-    names = ("forward", "backward", "reduce", "update")
-    times = [StageTime(*(sum(getattr(plan.pieces[i], n) for i in own) for n in names)) for own in stages]
-    return simulate(times, max(plan.micro_batches, 1), message=pipeline.message, tied=pipeline.tied).step_time
+    return plan.with_stages(stages).timeline.step_time
 
 
 def moved_borders(plan: Plan) -> Iterator[tuple[str, int, Stages]]:
@@ -64,8 +64,36 @@ def _limit(plan: Plan) -> str:
     )
     text = f"By {measure}, stage {slowest} sets the pace with {times[slowest] / mean:.3f} of the mean stage"
     if share > 0.5:
-        return f"{text}, {share:.0%} of it {plan.units[heaviest].name}, which no cut can part."
-    return f"{text}; a unit there is at most {share:.0%} of a stage, so stages cannot be evened out further than that."
+        text += f", {share:.0%} of it {plan.units[heaviest].name}, which no cut can part"
+    even = plan.with_stages(_most_even(plan))
+    smallest = max(stage.forward + stage.backward for stage in even.stage_times)
+    if smallest < times[slowest]:
+        than = f"its slowest stage {smallest / mean:.3f} of the mean"
+        return f"{text}; a more even cut exists, {than}, {_price(plan, even)}."
+    fitting = " that fits into memory" if plan.setting.memory_limit else ""
+    return f"{text}; no cut{fitting} has a smaller slowest stage."
+
+
+def _most_even(plan: Plan) -> Stages:
+    """The cut within memory whose slowest stage is the fastest; found at once, ties may stay open."""
+    ranges = glue(plan.units, plan.setting)
+    pipeline = replace(plan.setting.pipeline, micro_batches=max(plan.micro_batches, 1))
+    borders = best_cut(merge(plan.pieces, ranges), pipeline, "slowest-stage", effort=EVENNESS_EFFORT).borders
+    starts = [*(ranges[border].start for border in borders[:-1]), len(plan.units)]
+    return tuple(range(a, b) for a, b in pairwise(starts))
+
+
+def _price(plan: Plan, even: Plan) -> str:
+    """What the more even cut's step costs, and why."""
+    change = even.timeline.step_time / plan.timeline.step_time - 1
+    if change <= 0:
+        return f"and its step is {-change:.2%} shorter" if change else "and its step takes just as long"
+    with_batches = f"with {counted(max(plan.micro_batches, 1), 'micro-batch')}"
+    if even.timeline.pipeline_time > plan.timeline.pipeline_time:
+        cause = f"{with_batches} filling and draining the pipeline decide"
+    else:
+        cause = f"{with_batches} reducing gradients and updating weights decide"
+    return f"but its step is {change:.2%} longer: {cause}"
 
 
 def _bubble(plan: Plan) -> str:

@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 
 from megatron_tlm.config.schema import Config, ModelConfig, ParallelConfig, TrainingConfig
@@ -39,7 +40,54 @@ def test_it_says_what_limits_and_that_it_is_proven():
 
 
 def test_a_unit_larger_than_a_stage_is_named():
-    assert "% of it head, which no cut can part." in " ".join(explain(plan(4, vocab_size=100_000)))
+    assert "% of it head, which no cut can part; no cut has a smaller slowest" in " ".join(
+        explain(plan(4, vocab_size=100_000))
+    )
+
+
+TINY = ModelConfig(num_layers=4, hidden_size=128, num_attention_heads=4, seq_length=256, ffn_hidden_size=384)
+
+
+def tiny(micro_batches, **parallel):
+    config = Config(
+        model=TINY,
+        parallel=ParallelConfig(pipeline_model_parallel_size=2, **parallel),
+        training=TrainingConfig(global_batch_size=micro_batches),
+    )
+    return build_plan(config, 2048)
+
+
+def every_cut(found):
+    """Two stages, wherever the planner may cut."""
+    count = len(found.units)
+    return [found.with_stages((range(border), range(border, count))) for border in range(2, count)]
+
+
+def test_a_more_even_cut_that_is_slower_is_told_with_its_price():
+    found = tiny(2)
+    even = min(every_cut(found), key=slowest)
+    assert slowest(even) < slowest(found)
+    mean = sum(stage.forward + stage.backward for stage in found.stage_times) / 2
+    price = even.timeline.step_time / found.timeline.step_time - 1
+    assert explain(found)[0].endswith(
+        f"a more even cut exists, its slowest stage {slowest(even) / mean:.3f} of the mean, but its step is "
+        f"{price:.2%} longer: with 2 micro-batches filling and draining the pipeline decide."
+    )
+
+
+def test_no_smaller_slowest_stage_only_where_there_is_none():
+    found = tiny(32)
+    assert slowest(found) == min(slowest(other) for other in every_cut(found))
+    assert explain(found)[0].endswith("of the mean stage; no cut has a smaller slowest stage.")
+    roomy = replace(found, setting=replace(found.setting, memory_limit=2**40))
+    assert explain(roomy)[0].endswith("no cut that fits into memory has a smaller slowest stage.")
+    by_hand = tiny(32, decoder_first_pipeline_num_layers=1)
+    assert "a more even cut exists" in explain(by_hand)[0]
+    assert re.search(r"and its step is [\d.]+% shorter\.$", explain(by_hand)[0])
+
+
+def slowest(found):
+    return max(stage.forward + stage.backward for stage in found.stage_times)
 
 
 def test_few_micro_batches_are_the_bubble():
