@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from megatron_tlm.cli.main import COMMANDS, MODULES
+from megatron_tlm.cli.main import COMMANDS, MODULES, main
 from megatron_tlm.config.document import read_text
 from megatron_tlm.config.load import build
 from megatron_tlm.config.parser import Parser
@@ -133,3 +133,12 @@ def test_every_yaml_shown_is_a_configuration(page: Path) -> None:
 
 def test_the_readme_is_read_in_ten_minutes() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 400
+
+
+def test_the_plan_it_shows_is_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    command, _, rest = page.partition("$ megatron-tlm plan --preset 440m ")[2].partition("\n")
+    shown = rest.partition("```")[0]
+    assert main(["plan", "--preset", "440m", *command.split()]) == 0
+    # Lines are folded on the page.
+    assert shown.split() == capsys.readouterr().out.split()
