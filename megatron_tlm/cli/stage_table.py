@@ -79,6 +79,9 @@ def search_lines(found: Found, shown: int) -> list[str]:
         lines.append(f"{place:3} {about + duration(layout.step_seconds):>9}  {rate:>12}  {peak:>10}  {layout.flags}")
     if len(found.ranked) > shown:
         lines.append(f"    and {len(found.ranked) - shown} slower ones that fit; --json has all of them")
+    lines.append(
+        "assumed: ZeRO 0 and 1 reduce gradients once a step, 2 every micro-batch, unhidden; 3 talks behind the work"
+    )
     if found.refused:
         lines += ["", f"{len(found.refused)} refused:", *_refused_lines(found.refused)]
     return lines

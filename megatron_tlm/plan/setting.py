@@ -158,16 +158,23 @@ class Setting:
         chunks = chunk_steps(self.shape, self.workload.seq_length) if unit.kind == "mixer" else 0
         forward = max(forward, chunks * CHUNK_KERNELS.forward * device.kernel_latency)
         backward = max(backward, chunks * CHUNK_KERNELS.backward * device.kernel_latency)
-        gathered, reduced = self._zero_seconds(parameters)
-        return self._ticks(max(forward, gathered)), self._ticks(max(backward, gathered + reduced))
+        if self.state.zero_stage == 2:
+            return self._ticks(forward), self._ticks(backward + self._all_reduce_seconds(parameters))
+        gathered, scattered = self._hidden_seconds(parameters)
+        return self._ticks(max(forward, gathered)), self._ticks(max(backward, gathered + scattered))
 
-    def _zero_seconds(self, parameters: int) -> tuple[float, float]:
-        """ZeRO 2 and 3 talk in every micro-batch: gathered weights, reduced gradients; hidden behind the work."""
-        if self.hardware is None or self.state.zero_stage < 2:
+    def _hidden_seconds(self, parameters: int) -> tuple[float, float]:
+        """ZeRO 3 gathers weights and reduce-scatters gradients in every micro-batch, behind the work: for this stage
+        alone DeepSpeed turns overlap_comm on by itself."""
+        if self.state.zero_stage < 3:
             return 0.0, 0.0
         share = (self.grid.data - 1) / self.grid.data / self._data_bandwidth
-        gathered = parameters * self.state.element_bytes * share if self.state.zero_stage == 3 else 0.0
-        return gathered, parameters * GRADIENT_BYTES * share
+        return parameters * self.state.element_bytes * share, parameters * GRADIENT_BYTES * share
+
+    def _all_reduce_seconds(self, parameters: int) -> float:
+        """Gradients over the data ranks, both ways round the ring."""
+        data = self.grid.data
+        return 2 * parameters * GRADIENT_BYTES * (data - 1) / data / self._data_bandwidth
 
     @property
     def _data_bandwidth(self) -> float:
@@ -175,12 +182,9 @@ class Setting:
         return self.hardware.bandwidth(self.grid.tensor * self.grid.data)
 
     def _reduce_seconds(self, parameters: int) -> float:
-        """Gradients over the data ranks once per step: an all-reduce, from ZeRO 1 on half of one."""
-        if self.hardware is None or self.grid.data == 1 or self.state.zero_stage >= 2:
-            return 0.0
-        around = 2 if self.state.zero_stage == 0 else 1
-        data = self.grid.data
-        return around * parameters * GRADIENT_BYTES * (data - 1) / data / self._data_bandwidth
+        """Once per step with ZeRO 0 and 1. DeepSpeed all-reduces up to ZeRO 2, although from 1 on a scatter would do:
+        in bfloat16 by the engine's buckets, in float32 by use_multi_rank_bucket_allreduce."""
+        return 0.0 if self.hardware is None or self.state.zero_stage >= 2 else self._all_reduce_seconds(parameters)
 
     def _update_seconds(self, parameters: int) -> float:
         """AdamW moves its state through memory; from ZeRO 1 to 2 the new weights are gathered."""

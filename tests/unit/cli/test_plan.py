@@ -170,6 +170,7 @@ def test_every_layout_ranked_or_refused(capsys: pytest.CaptureFixture[str]) -> N
     assert out.startswith("8 x h100, 16.00 GiB each")
     assert "refused:" in out
     assert "of 16.00 GiB" in out
+    assert "assumed: ZeRO 0 and 1 reduce gradients once a step, 2 every micro-batch, unhidden; 3 talks" in out
     told, listed = out.split(" refused:\n")
     lines = listed.strip().splitlines()
     assert re.fullmatch(r" +and \d+ more; --json has all of them", lines[-1])

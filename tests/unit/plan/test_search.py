@@ -67,6 +67,22 @@ def test_of_equally_fast_layouts_the_lighter_one_is_first():
     assert all(a.peak_bytes <= b.peak_bytes for a, b in equal)
 
 
+def test_zero_two_is_never_ahead_of_one_and_three_only_where_it_hides_its_traffic():
+    times = {
+        (layout.micro_batch_size, layout.zero_stage): layout.step_seconds
+        for layout in search(top=10**6).ranked
+        if layout.grid.data == 8 and layout.recompute is None
+    }
+    assert times[4, 2] == pytest.approx(times[4, 1], rel=1e-6), "one micro-batch a step"
+    assert times[2, 2] > times[2, 1]
+    assert times[1, 2] > times[2, 2]
+    assert times[4, 3] < times[4, 1], "hidden"
+    slow = replace(H100, link_bandwidth=H100.link_bandwidth / 50)
+    starved = search_layouts(CONFIG, SHAPE, devices=8, hardware=slow, top=10**6).ranked
+    shown = {(x.micro_batch_size, x.zero_stage): x for x in starved if x.grid.data == 8 and x.recompute is None}
+    assert shown[1, 3].step_seconds > shown[1, 1].step_seconds, "more traffic than there is work to hide it"
+
+
 def test_memory_refuses_with_the_stage_and_the_bytes():
     found = search(memory_limit=2 * GIBIBYTE)
     overfull = [layout for layout in found.refused if "needs" in layout.refused]

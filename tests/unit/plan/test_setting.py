@@ -37,6 +37,27 @@ def test_with_a_device_a_tick_is_a_picosecond_and_everything_takes_time():
     assert known.seconds(10**12) == 1.0
 
 
+def test_up_to_zero_two_gradients_are_all_reduced_in_the_open():
+    """2 (d - 1) / d of 4 bytes a parameter: once a step, with ZeRO 2 in every micro-batch."""
+    pieces = []
+    for zero in (0, 1, 2):
+        known, units = setting(data=8, hardware="a100", zero_stage=zero)
+        pieces.append(known.unit_piece(units[2]))
+        around = 2 * 7 / 8 * 4 * known.local_parameters(units[2]) / 300e9 * 1e12
+    none, one, two = pieces
+    assert none.reduce == one.reduce == round(around)
+    assert two.reduce == 0
+    assert two.backward == pytest.approx(one.backward + around, abs=1)
+    assert (two.forward, two.update) == (one.forward, one.update)
+
+
+def test_alone_there_is_nothing_to_reduce():
+    for zero in range(4):
+        known, units = setting(hardware="a100", zero_stage=zero)
+        assert known.unit_piece(units[2]).reduce == 0
+        assert known.unit_piece(units[2]).backward == setting(hardware="a100")[0].unit_piece(units[2]).backward
+
+
 def test_zero_three_hides_its_gathering_behind_the_work_where_it_can():
     slow = replace(find_hardware("a100"), link_bandwidth=1e6, network_bandwidth=1e6)
     known, units = setting(data=8, hardware="a100", zero_stage=3)
