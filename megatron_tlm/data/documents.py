@@ -185,7 +185,7 @@ def _read_rows(source: Source, keys: Sequence[str]) -> Iterator[Chunk]:
         for key in keys:
             if key not in names:
                 raise DataError(
-                    f"{source} has no column {key!r} among {', '.join(names)}; name the key that holds the text"
+                    f"{source} has no column {key!r} among {', '.join(names)}; choose the key that holds the text"
                 )
         number, told = 1, 0
         for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=list(dict.fromkeys(keys))):

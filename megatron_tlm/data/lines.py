@@ -75,7 +75,7 @@ def _read_object(text: str, keys: Sequence[str]) -> Document:
             found = ", ".join(map(repr, record)) or "none"
             raise _Bad(
                 "missing key",
-                f"{_shorten(text)} has no key {key!r} among its keys ({found}); name the one that holds the text",
+                f"{_shorten(text)} has no key {key!r} among its keys ({found}); choose the one that holds the text",
             )
         value = record[key]
         sequences = value if isinstance(value, list) else [value]

@@ -25,7 +25,7 @@ def test_several_keys_and_lists_of_texts() -> None:
         (
             b'{"id": 1, "body": "a"}',
             "missing key",
-            r"= '.*' has no key 'text' among its keys \('id', 'body'\); name the one that holds the text",
+            r"= '.*' has no key 'text' among its keys \('id', 'body'\); choose the one that holds the text",
         ),
         (b"{}", "missing key", r"= '{}' has no key 'text' among its keys \(none\)"),
         (b'{"text": 5}', "no text", "= '{\"text\": 5}' holds int as 'text'; give a text or a list of texts"),
