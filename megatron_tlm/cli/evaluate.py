@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from megatron_tlm.cli.layout_flags import add_layout_flags, flag_of, layout_of, number
 from megatron_tlm.cli.ranks import on_ranks
 from megatron_tlm.config.launch import Launch
 from megatron_tlm.config.parser import Parser, program
 from megatron_tlm.config.schema import ParallelConfig
-from megatron_tlm.config.values import from_flag
 from megatron_tlm.errors import ConfigError
 
 EXAMPLES = """\
@@ -73,9 +73,7 @@ def build_parser() -> Parser:
     how.add_argument("--stride", metavar="N", help="tokens each later window predicts (default: all it holds)")
     how.add_argument("--micro-batch-size", default="8", metavar="N", help="windows at a time (default: 8)")
     how.add_argument("--dtype", choices=DTYPES, help="default: the run's on a GPU, float32 on a CPU")
-    how.add_argument("--tensor-model-parallel-size", default="1", metavar="N", help="ranks that share each layer")
-    how.add_argument("--pipeline-model-parallel-size", default="1", metavar="N", help="stages the layers are cut into")
-    how.add_argument("--distributed-backend", choices=("nccl", "gloo"), help="default: nccl with GPUs, else gloo")
+    add_layout_flags(how)
     how.add_argument(
         "--json", nargs="?", const="-", metavar="FILE", help="results with all settings into FILE, or a line each here"
     )
@@ -86,11 +84,7 @@ def main(arguments: Sequence[str]) -> int:
     """Measure as asked: a table or JSON on stdout, progress on stderr."""
     args = build_parser().parse(arguments)
     _check(args)
-    parallel = ParallelConfig(
-        tensor_model_parallel_size=number(args, "tensor_model_parallel_size", 1) or 1,
-        pipeline_model_parallel_size=number(args, "pipeline_model_parallel_size", 1) or 1,
-        distributed_backend=args.distributed_backend,
-    )
+    parallel = layout_of(args)
     return on_ranks(partial(_evaluate, args, parallel), parallel, "evaluating")
 
 
@@ -125,8 +119,10 @@ def _check(args: Namespace) -> None:
     for name, owners in _BELONGS.items():
         value = getattr(args, name)
         if value is not None and not any(getattr(args, owner) for owner in owners):
-            needed = " or ".join(_flag(owner) for owner in owners)
-            raise ConfigError(f"{_flag(name)} = {value} does nothing without {needed}; give that too, or leave it out")
+            needed = " or ".join(flag_of(owner) for owner in owners)
+            raise ConfigError(
+                f"{flag_of(name)} = {value} does nothing without {needed}; give that too, or leave it out"
+            )
     for name, bound in (("ckpt_step", 0), ("eval_iters", 1), ("micro_batch_size", 1), ("seq_length", 1)):
         number(args, name, bound)
     for name, bound in (("stride", 1), ("limit", 1), ("num_fewshot", 0)):
@@ -136,19 +132,6 @@ def _check(args: Namespace) -> None:
     for word in args.data_path or ():
         if _is_weight(word):
             raise ConfigError(f"--data-path = {word} is a weight and corpora are measured one by one; give prefixes")
-
-
-def number(args: Namespace, name: str, bound: int) -> int | None:
-    """An integer flag of at least `bound`; None where it is not given."""
-    text, flag = getattr(args, name), _flag(name)
-    value: int | None = None if text is None else from_flag(text, int, flag)
-    if value is not None and value < bound:
-        raise ConfigError(f"{flag} = {value} is below {bound}; give {bound} or more")
-    return value
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _is_weight(word: str) -> bool:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from megatron_tlm.cli.evaluate import number
+from megatron_tlm.cli.layout_flags import add_layout_flags, layout_of, number
 from megatron_tlm.cli.options import check_plot
 from megatron_tlm.cli.ranks import on_ranks
 from megatron_tlm.config.launch import Launch
@@ -48,11 +48,7 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--samples", default="10", metavar="N", help="texts of each kind, length, depth (default: 10)")
     parser.add_argument("--seed", default="1234", metavar="N", help="of texts and values (default: 1234)")
-    parser.add_argument("--tensor-model-parallel-size", default="1", metavar="N", help="ranks that share each layer")
-    parser.add_argument(
-        "--pipeline-model-parallel-size", default="1", metavar="N", help="stages the layers are cut into"
-    )
-    parser.add_argument("--distributed-backend", choices=("nccl", "gloo"), help="default: nccl with GPUs, else gloo")
+    add_layout_flags(parser)
     parser.add_argument("--plot", metavar="FILE", help="a heat map of each kind: .png, .svg or .pdf")
     parser.add_argument("--json", action="store_true", help="one JSON object for each cell instead of tables")
     return parser
@@ -65,11 +61,7 @@ def main(arguments: Sequence[str]) -> int:
         check_plot(args.plot)
     for name, bound in (("ckpt_step", 0), ("samples", 1), ("seed", 0)):
         number(args, name, bound)
-    parallel = ParallelConfig(
-        tensor_model_parallel_size=number(args, "tensor_model_parallel_size", 1) or 1,
-        pipeline_model_parallel_size=number(args, "pipeline_model_parallel_size", 1) or 1,
-        distributed_backend=args.distributed_backend,
-    )
+    parallel = layout_of(args)
     _depths(args), _lengths(args)
     return on_ranks(partial(_ask, args, parallel), parallel)
 

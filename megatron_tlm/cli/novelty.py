@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from megatron_tlm.cli.evaluate import number
+from megatron_tlm.cli.layout_flags import add_layout_flags, layout_of, number
 from megatron_tlm.cli.options import check_plot
 from megatron_tlm.cli.ranks import on_ranks
 from megatron_tlm.config.launch import Launch
@@ -48,11 +48,7 @@ def build_parser() -> Parser:
     parser.add_argument("--num-tokens", default="65536", metavar="N", help="tokens to measure on (default: 65536)")
     parser.add_argument("--seq-length", metavar="N", help="tokens of a window (default: the run's; Hugging Face: 1024)")
     parser.add_argument("--micro-batch-size", default="8", metavar="N", help="windows at a time (default: 8)")
-    parser.add_argument("--tensor-model-parallel-size", default="1", metavar="N", help="ranks that share each layer")
-    parser.add_argument(
-        "--pipeline-model-parallel-size", default="1", metavar="N", help="stages the layers are cut into"
-    )
-    parser.add_argument("--distributed-backend", choices=("nccl", "gloo"), help="default: nccl with GPUs, else gloo")
+    add_layout_flags(parser)
     parser.add_argument("--plot", metavar="FILE", help="a picture: .png, .svg or .pdf")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     return parser
@@ -67,11 +63,7 @@ def main(arguments: Sequence[str]) -> int:
         check_plot(args.plot)
     if args.trust_remote_code and not args.hugging_face:
         raise ConfigError("--trust-remote-code = true does nothing with --load; leave it out")
-    parallel = ParallelConfig(
-        tensor_model_parallel_size=number(args, "tensor_model_parallel_size", 1) or 1,
-        pipeline_model_parallel_size=number(args, "pipeline_model_parallel_size", 1) or 1,
-        distributed_backend=args.distributed_backend,
-    )
+    parallel = layout_of(args)
     return on_ranks(partial(_measure, args, parallel), parallel)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron_tlm.cli.evaluate import number
+from megatron_tlm.cli.layout_flags import number
 from megatron_tlm.config.launch import Launch
 from megatron_tlm.config.schema import ParallelConfig
 from megatron_tlm.data.gpt_dataset import check_vocabulary

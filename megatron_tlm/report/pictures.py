@@ -32,14 +32,7 @@ def taper_picture(widths: Sequence[int], stages: Sequence[int], *, title: str = 
             at = f'x="{x + each / 2:.1f}" text-anchor="middle"'
             parts.append(f'<text {at} y="{middle - tall / 2 - 5:.1f}">{size}</text>')
             parts.append(f'<text {at} y="{top + _HIGH + 18}">{layer}</text>')
-    svg = element(
-        "svg",
-        Html("".join(parts)),
-        viewBox=f"0 0 {width} {top + _HIGH + 26}",
-        role="img",
-        aria_label=title,
-        _class="wide",
-    )
+    svg = _wide(title, parts, width, top + _HIGH + 26)
     names = [(shade_of(stage, count), f"stage {stage}") for stage in dict.fromkeys(stages)] if several else []
     note = element("span", "  MLP width of each layer, input on the left")
     return element("figure", element("figcaption", title, note), _keys(names), svg)
@@ -63,16 +56,15 @@ def time_bars(title: str, unit: str, rows: Mapping[str, Sequence[float]], kinds:
             )
             x += long
         parts.append(f'<text x="{x + 8:.1f}" y="{y + 15}">{short_number(sum(values))}</text>')
-    svg = element(
-        "svg",
-        Html("".join(parts)),
-        viewBox=f"0 0 {width} {each * len(rows)}",
-        role="img",
-        aria_label=title,
-        _class="wide",
-    )
+    svg = _wide(title, parts, width, each * len(rows))
     names = [(color_of(index), kinds[place]) for index, place in enumerate(shown)]
     return element("figure", element("figcaption", title, element("span", f"  {unit}")), _keys(names), svg)
+
+
+def _wide(title: str, parts: list[str], width: int, height: int) -> Html:
+    """A drawing that scrolls on narrow screens."""
+    size = f"0 0 {width} {height}"
+    return element("svg", Html("".join(parts)), viewBox=size, role="img", aria_label=title, _class="wide")
 
 
 def _labelled(count: int) -> set[int]:
