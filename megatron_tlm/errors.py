@@ -7,7 +7,12 @@ from collections.abc import Sequence
 
 
 class TlmError(Exception):
-    """A mistake that the user can mend: shown without a traceback, exit code 2."""
+    """A mistake that the user can mend: shown without a traceback, exit code 2.
+
+    `passing` where it may be gone at the next start without anybody's doing; others no restart mends.
+    """
+
+    passing = False
 
 
 class ConfigError(TlmError):
@@ -26,8 +31,16 @@ class CheckpointError(TlmError):
     """A checkpoint that is absent, incomplete, damaged or of another model."""
 
 
+class HeldError(CheckpointError):
+    """A folder of checkpoints that another run writes in."""
+
+    passing = True
+
+
 class CommError(TlmError):
     """Ranks that cannot talk to each other as the layout asks."""
+
+    passing = True
 
 
 class ExportError(TlmError):

@@ -8,7 +8,7 @@ from typing import Self
 
 from megatron_tlm.checkpoint.folder import way_out
 from megatron_tlm.checkpoint.prune import sweep
-from megatron_tlm.errors import CheckpointError
+from megatron_tlm.errors import CheckpointError, HeldError
 
 LOCK_NAME = ".lock"
 
@@ -16,7 +16,7 @@ LOCK_NAME = ".lock"
 class FolderLock:
     """Held from the start until `release`, the end of a `with` block or of the process, however it ends.
 
-    CheckpointError where another run holds it. A file system without locks is used without one. The empty file goes
+    HeldError where another run holds it. A file system without locks is used without one. The empty file goes
     when it is released; one that a process left behind as it ended is held by nobody. What a killed run left unfinished
     in the folder goes when the lock is taken: nobody is at work on it.
     """
@@ -37,7 +37,7 @@ class FolderLock:
             return
         if not held:
             self._file.close()
-            raise CheckpointError(f"{root} is held by another run; wait for it or save to another folder")
+            raise HeldError(f"{root} is held by another run; wait for it or save to another folder")
         sweep(self._path.parent)
 
     def release(self) -> None:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from megatron_tlm.comm.torchrun import leave_word
+from megatron_tlm.comm.torchrun import ended_for_good, leave_word
 from megatron_tlm.config.launch import read_launch
 from megatron_tlm.errors import ConfigError, TlmError
 
@@ -21,7 +21,7 @@ def report(error: TlmError) -> None:
     line = " ".join(str(error).split())
     if is_first_rank():
         print(f"megatron-tlm: error: {line}", file=sys.stderr, flush=True)
-    leave_word(line)
+    leave_word(line, for_good=not error.passing)
 
 
 @contextmanager
@@ -33,13 +33,30 @@ def words_for_other_nodes() -> Iterator[None]:
     try:
         yield
     except TlmError as error:
-        launch = read_launch()
-        if launch.local_rank == 0 and os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
-            # Only now: it takes the seconds of torch, and one node on its own has nobody to tell.
-            from megatron_tlm.comm.meeting import leave_early_word
-
-            leave_early_word(" ".join(str(error).split()), launch.rank, launch.world_size)
+        _tell_other_nodes(" ".join(str(error).split()))
         raise
+
+
+def ended_before() -> bool:
+    """Whether this run ended for good before torchrun started it again; then that is left once more, without a word.
+
+    torchrun counts its restarts down whatever a rank says, so all that can be spared is the time that each takes.
+    """
+    line = ended_for_good()
+    if line is None:
+        return False
+    _tell_other_nodes(line)
+    leave_word(line, for_good=True)
+    return True
+
+
+def _tell_other_nodes(line: str) -> None:
+    launch = read_launch()
+    if launch.local_rank == 0 and os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
+        # Only now: it takes the seconds of torch, and one node on its own has nobody to tell.
+        from megatron_tlm.comm.meeting import leave_early_word
+
+        leave_early_word(line, launch.rank, launch.world_size)
 
 
 def is_first_rank() -> bool:

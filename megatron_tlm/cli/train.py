@@ -1,8 +1,12 @@
 """`megatron-tlm train`: the configuration checked and told, the plan printed, and then the run itself."""
 
+import os
+import socket
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
-from megatron_tlm.cli.failure import is_first_rank, words_for_other_nodes
+from megatron_tlm.cli.failure import USER_ERROR, ended_before, is_first_rank, words_for_other_nodes
 from megatron_tlm.cli.options import config_parser, shown_config, speaks_unicode, tell, vocab_size
 from megatron_tlm.cli.plan_table import describe
 from megatron_tlm.config.check import check_training
@@ -10,6 +14,7 @@ from megatron_tlm.config.flags import read_flags
 from megatron_tlm.config.launch import read_launch
 from megatron_tlm.config.load import load, notes
 from megatron_tlm.plan.build import build_plan
+from megatron_tlm.plan.explain import counted
 
 EXAMPLES = """\
   one process:
@@ -29,6 +34,8 @@ EXAMPLES = """\
 
 def main(arguments: Sequence[str]) -> int:
     """Train as asked. What flags alone decide is refused before torch is imported, files before anything is told."""
+    if ended_before():
+        return USER_ERROR
     text = "Train a tapered language model, on this process or on every rank that torchrun started."
     with words_for_other_nodes():
         namespace = config_parser("train", text, EXAMPLES).parse(arguments)
@@ -43,9 +50,21 @@ def main(arguments: Sequence[str]) -> int:
             told = shown_config(config, whole=namespace.show_config)
             print(f"{told}\n{describe(plan, config.taper, unicode=speaks_unicode())}\n", flush=True)
 
+    _say_starting()
     from megatron_tlm.train.train import train
 
     return train(config, announce)
+
+
+def _say_starting() -> None:
+    """One line a node: what comes next takes seconds, and minutes where a disk or a machine is busy."""
+    launch = read_launch()
+    if os.environ.get("LOCAL_RANK", str(launch.rank)) == "0":
+        ranks, here = counted(launch.world_size, "rank"), os.environ.get("LOCAL_WORLD_SIZE", str(launch.world_size))
+        share = ranks if here == str(launch.world_size) else f"{here} of {ranks}"
+        line = f"starting {share} on {socket.gethostname()}: importing torch and deepspeed"
+        with suppress(OSError):
+            print(line, file=sys.stderr, flush=True)
 
 
 def launched_ranks() -> int:

@@ -62,7 +62,9 @@ class Meeting:
                 "and its torchrun said, they hold it"
             ) from error
         if "absent" in outcome:
-            raise CommError(outcome["absent"])
+            absent = CommError(outcome["absent"])
+            absent.passing = outcome["passing"]
+            raise absent
         return outcome["decided"]
 
     @contextmanager
@@ -106,9 +108,9 @@ class Meeting:
         absent = self._wait_for_all(store, topic, alive)
         early = store.get(EARLY).decode() if store.check([EARLY]) else None
         if early is not None:
-            return {"absent": early}
+            return {"absent": early, "passing": False}
         if absent and not self._somebody_failed(store):
-            return {"absent": self._missing(absent)}
+            return {"absent": self._missing(absent), "passing": True}
         values = [
             None if rank in absent else json.loads(store.get(f"{topic}/{rank}")) for rank in range(self.world_size)
         ]

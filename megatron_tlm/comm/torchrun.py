@@ -9,10 +9,12 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 LAUNCHED = "TORCHELASTIC_RUN_ID"
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+NOT_RETRYABLE = "False"
 _PR_SET_PDEATHSIG = 1
 # $1 the rank, $2 its launcher, $3 seconds
 _WATCH = """\
@@ -22,17 +24,36 @@ grep -qs '^State:.Z' "/proc/$1/status" && kill -KILL "$2"
 """
 
 
-def leave_word(line: str) -> None:
-    """Write the file that torch's own `record` decorator would: torchrun's closing summary then has the line."""
+def leave_word(line: str, *, for_good: bool = False) -> None:
+    """Write the file that torch's own `record` decorator would: torchrun's closing summary then has the line.
+
+    `for_good`: no restart mends it. torch has a word for that and starts again all the same; `ended_for_good` reads it.
+    """
     target = os.environ.get(ERROR_FILE)
     if not target:
         return
-    failure = {"message": {"message": line, "extraInfo": {"timestamp": str(int(time.time()))}}}
+    failure: dict[str, Any] = {"message": {"message": line, "extraInfo": {"timestamp": str(int(time.time()))}}}
+    if for_good:
+        failure["errorTraits"] = {"category": "user_error", "retryability": NOT_RETRYABLE}
     try:
         Path(target).parent.mkdir(parents=True, exist_ok=True)
         Path(target).write_text(json.dumps(failure), encoding="utf-8")
     except OSError:
         return  # a launcher that cannot collect the message still sees the exit code
+
+
+def ended_for_good() -> str | None:
+    """What this node's ranks ended with when torchrun started them last, if it was for good; None otherwise."""
+    target, count = os.environ.get(ERROR_FILE), restart_count()
+    if not target or not count:
+        return None
+    # One folder for each start of the node's ranks, one within for each rank.
+    for file in sorted(Path(target).parents[1].with_name(f"attempt_{count - 1}").glob("*/error.json")):
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            told = json.loads(file.read_text(encoding="utf-8"))
+            if told["errorTraits"]["retryability"] == NOT_RETRYABLE:
+                return str(told["message"]["message"])
+    return None
 
 
 def claim_first_word() -> bool:

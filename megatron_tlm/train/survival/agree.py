@@ -13,6 +13,10 @@ T = TypeVar("T")
 class AgreedError(TlmError):
     """A fault that every rank raises at the same place: rank 0 speaks for all."""
 
+    def __init__(self, text: str, *, passing: bool = False) -> None:
+        super().__init__(text)
+        self.passing = passing
+
 
 def agree(action: Callable[[], T]) -> T:
     """This rank's result of `action` once all ranks have theirs; AgreedError on all ranks where it failed on any.
@@ -24,8 +28,8 @@ def agree(action: Callable[[], T]) -> T:
         result = action()
     except (TlmError, OSError) as error:
         fault = error
-    if text := _together(gather_object(None if fault is None else sentence(fault))):
-        raise AgreedError(text) from fault
+    if found := _together(gather_object(None if fault is None else (sentence(fault), _passes(fault)))):
+        raise AgreedError(found[0], passing=found[1]) from fault
     return result
 
 
@@ -38,24 +42,30 @@ def agree_before(meeting: Meeting, topic: str, action: Callable[[], T]) -> T:
     except Exception as error:
         fault = error
         meeting.fail()
-    text = meeting.decide(topic, None if fault is None else _any_sentence(fault), _together)
-    if text is None:
+    told = None if fault is None else (_any_sentence(fault), _passes(fault))
+    found = meeting.decide(topic, told, _together)
+    if found is None:
         return result
     meeting.dismiss(topic)
     if fault is not None and not isinstance(fault, TlmError | OSError):
         raise fault
-    raise AgreedError(text) from fault
+    raise AgreedError(found[0], passing=found[1]) from fault
 
 
-def _together(told: Sequence[str | None]) -> str | None:
-    """One sentence for the faults of all ranks, None where there are none."""
-    faults = {rank: text for rank, text in enumerate(told) if text is not None}
+def _together(told: Sequence[tuple[str, bool] | None]) -> tuple[str, bool] | None:
+    """One sentence for the faults of all ranks, and whether they may pass; None where there are none."""
+    faults = {rank: fault for rank, fault in enumerate(told) if fault is not None}
     if not faults:
         return None
-    first, text = next(iter(faults.items()))
+    first, (text, _) = next(iter(faults.items()))
     others = "" if len(faults) == 1 else f" (and {len(faults) - 1} more ranks)"
     where = "" if len(told) == 1 or len(faults) == len(told) else f"rank {first}{others}: "
-    return where + text
+    return where + text, any(passing for _, passing in faults.values())
+
+
+def _passes(fault: Exception) -> bool:
+    """Whether another start may do without it: a file system that did not answer, a bug that shows now and then."""
+    return fault.passing if isinstance(fault, TlmError) else True
 
 
 def _any_sentence(fault: Exception) -> str:

@@ -36,7 +36,7 @@ def speak(error: BaseException, place: Whereabouts) -> None:
     line = last_words(error, place)
     if not _is(LOST_PEERS, error):
         # torchrun shows the first word alone, and counts in seconds: it shall be that of the rank at fault.
-        leave_word(line)
+        leave_word(line, for_good=isinstance(error, TlmError) and not error.passing)
     # The console may be a file, on the disk that is full.
     with suppress(OSError):
         if _speaks(error, place):

@@ -1,6 +1,9 @@
 """`train`: what is checked and told before torch is imported, and what is handed on."""
 
+import json
+import socket
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -10,6 +13,7 @@ from megatron_tlm.config.dump import parse
 from megatron_tlm.config.megatron import IDLE
 from megatron_tlm.config.schema import Config
 
+STARTING = f"starting 1 rank on {socket.gethostname()}: importing torch and deepspeed\n"
 RUN = ["train", "--preset", "tiny", "--mock-data"]
 
 
@@ -34,7 +38,7 @@ def test_the_configuration_and_the_plan_are_printed(trained: list[Config], capsy
     assert "clip_grad" not in told
     assert "--show-config prints every field" in told
     assert "slowest over mean" in out
-    assert err == f"note: --num-workers has no effect: {IDLE['--num-workers']}\n"
+    assert err == f"{STARTING}note: --num-workers has no effect: {IDLE['--num-workers']}\n"
 
 
 def test_the_whole_configuration_is_printed_where_asked(
@@ -56,7 +60,46 @@ def test_a_taper_that_nobody_asked_for_is_told(trained: list[Config], capsys: py
     assert main(words) == 0
     assert "note: MLP widths taper by default, cosine from 1.5 to 0.5 of their mean; give" in capsys.readouterr().err
     assert main([*words, "--taper-schedule", "uniform"]) == 0
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == STARTING
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ({"WORLD_SIZE": "4", "RANK": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}, "starting 2 of 4 ranks on "),
+        ({"WORLD_SIZE": "4", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4"}, "starting 4 ranks on "),
+        ({"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, ""),
+    ],
+)
+def test_a_node_says_that_it_starts_before_torch_is_imported(
+    environment: dict[str, str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    # Nothing can be imported under this name.
+    monkeypatch.setitem(sys.modules, "megatron_tlm.train.train", None)
+    with pytest.raises(ImportError):
+        main(RUN)
+    said = capsys.readouterr().err
+    assert said.startswith(told) if told else not said
+    assert not told or said.splitlines()[0].endswith(": importing torch and deepspeed")
+
+
+def test_a_run_that_ended_for_good_ends_again_at_once_and_in_silence(
+    trained: list[Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [tmp_path / f"attempt_{count}" / "0" / "error.json" for count in range(3)]
+    mistake = [*RUN, "--global-batch-size", "3", "--micro-batch-size", "2"]
+    for count, word in enumerate(words):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(count))
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(word))
+        assert main(mistake) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1, "told by the first start alone"
+    assert said[0].startswith("megatron-tlm: error: training.global_batch_size = 3 is not a multiple of")
+    left = [json.loads(word.read_text())["message"]["message"] for word in words]
+    assert left == [said[0].removeprefix("megatron-tlm: error: ")] * 3, "torchrun shows that of its last start"
+    assert not trained
 
 
 def test_sequence_parallelism_over_one_rank_is_told(trained: list[Config], capsys: pytest.CaptureFixture[str]) -> None:

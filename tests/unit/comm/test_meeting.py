@@ -153,9 +153,11 @@ def test_an_early_word_goes_through_the_launchers_store(monkeypatch: pytest.Monk
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     leave_early_word("a mistake", 1, 2)
-    with pytest.raises(CommError, match=rf"rank 1 on {os.uname().nodename}: a mistake"):
+    with pytest.raises(CommError, match=rf"rank 1 on {os.uname().nodename}: a mistake") as told:
         meet(0, 2, timedelta(seconds=5)).decide("topic", 1, sum)
+    assert not told.value.passing, "no restart mends it"
     # The next attempt finds no words of this one.
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "4")
-    with pytest.raises(CommError, match="absent: 1"):
+    with pytest.raises(CommError, match="absent: 1") as told:
         meet(0, 2, timedelta(seconds=0.5)).decide("topic", 1, sum)
+    assert told.value.passing

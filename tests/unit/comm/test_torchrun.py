@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_tlm.comm.torchrun import leave_word, restart_count
+from megatron_tlm.comm.torchrun import ended_for_good, leave_word, restart_count
 
 WORKER = """
 import signal, sys, time
@@ -34,6 +34,27 @@ def test_the_last_word_is_where_torchrun_looks(tmp_path: Path, monkeypatch: pyte
     told = json.loads(target.read_text())["message"]
     assert told["message"] == "a = 1 is below 2; give 2"
     assert int(told["extraInfo"]["timestamp"]) <= time.time()
+
+
+def test_a_word_for_good_is_read_at_the_next_start_and_no_other_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(count: int, rank: int = 0) -> None:
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(count))
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / f"attempt_{count}" / str(rank) / "error.json"))
+
+    start(0, rank=1)
+    leave_word("a = 1 is below 2; give 2", for_good=True)
+    assert ended_for_good() is None, "of the same start"
+    start(1)
+    assert ended_for_good() == "a = 1 is below 2; give 2", "another rank's, of this node"
+    leave_word("a node is gone")
+    start(2)
+    assert ended_for_good() is None
+    (tmp_path / "attempt_1" / "0" / "error.json").write_text('{"message": "torch wrote this"}')
+    assert ended_for_good() is None
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE")
+    assert ended_for_good() is None
 
 
 def test_a_word_that_cannot_be_left_is_no_second_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ def work(rank: int, failing: tuple[int, ...], system: bool) -> str:
     try:
         return f"result {agree(action)}"
     except AgreedError as error:
-        return str(error)
+        return f"{error} (may pass)" if error.passing else str(error)
 
 
 def test_each_rank_keeps_its_own_result() -> None:
@@ -26,7 +26,10 @@ def test_each_rank_keeps_its_own_result() -> None:
 def test_one_ranks_fault_is_told_on_all() -> None:
     assert run_ranks(2, work, (1,), False) == ["rank 1: file 1 = missing"] * 2
     (full, _) = run_ranks(2, work, (1,), True)
-    assert full == "rank 1: /full = [Errno 28] No space left on device: '/full'; free or mend it and start again"
+    assert (
+        full
+        == "rank 1: /full = [Errno 28] No space left on device: '/full'; free or mend it and start again (may pass)"
+    )
 
 
 def test_a_fault_without_a_path_says_where_to_look() -> None:

@@ -46,7 +46,9 @@ def test_how_a_rank_leaves(
     said = capsys.readouterr().err
     assert codes == [code]
     assert told in said if told else not said
-    left = json.loads(word.read_text())["message"]["message"] if word.exists() else ""
+    told_torchrun = json.loads(word.read_text()) if word.exists() else {"message": {"message": ""}}
+    left = told_torchrun["message"]["message"]
+    assert ("errorTraits" in told_torchrun) is (code == 2), "what the user has to mend is not tried again"
     assert left in (said.removeprefix("megatron-tlm: error: ").strip(), str(error), f"{place}: ValueError: a bug", "")
     assert bool(left) is ("closed by peer" not in str(error))
     assert ("Error: a bug" in said) or said.count("\n") <= 1
