@@ -90,6 +90,8 @@ def read_scalars(record: Mapping[str, Any]) -> PipelineSeconds | None:
             units.append(int(record[f"{STAGE}units/{stage}"]))
             taken = {item.name: float(record[f"{STAGE}{item.name}/{stage}"]) for item in fields(StageSeconds)}
             stages.append(StageSeconds(**taken))
+        if not stages:
+            raise KeyError(f"{STAGE}units/0")
         return PipelineSeconds(
             steps=int(record[f"{PIPELINE}steps"]),
             micro_batches=int(record[f"{PIPELINE}micro-batches"]),
@@ -97,7 +99,7 @@ def read_scalars(record: Mapping[str, Any]) -> PipelineSeconds | None:
             stages=tuple(stages),
             units=tuple(units),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise PlanError(
             f"metrics of step {record.get('step')} = {len(units)} stages without all of their times ({error}); leave "
             "the line out"

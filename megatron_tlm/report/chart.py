@@ -2,19 +2,20 @@
 
     line_chart("Loss", [Series("training", steps, losses), Series("validation", at, values, dots=True)], unit="nats")
 
-Points that are not finite, and on a logarithmic axis those at or below 0, are left out. What is drawn is thinned to
-what a screen can show, extremes kept.
+Points that are not finite or beyond 1e100, and on a logarithmic axis those at or below 1e-100, are left out. What is
+drawn is thinned to what a screen can show, extremes kept.
 """
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from megatron_tlm.report.facts import LARGEST
 from megatron_tlm.report.page import Html, element, text
 from megatron_tlm.report.scale import Axis, log_ticks, nice_ticks, short_number, thin
 from megatron_tlm.report.style import NUM_COLORS
 
+SMALLEST = 1 / LARGEST
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 8, 26  # room around the drawing for ticks
 
 
@@ -91,7 +92,7 @@ def _drawable(item: Series, index: int, log_x: bool, log_y: bool) -> Series:
     points = sorted(
         (float(x), float(y))
         for x, y in zip(item.xs, item.ys, strict=True)
-        if math.isfinite(x) and math.isfinite(y) and not (log_y and y <= 0) and not (log_x and x <= 0)
+        if abs(x) < LARGEST and abs(y) < LARGEST and not (log_y and y <= SMALLEST) and not (log_x and x <= SMALLEST)
     )
     xs, ys = thin([x for x, _ in points], [y for _, y in points])
     return Series(item.name, xs, ys, index if item.color is None else item.color, item.faint, item.dots)

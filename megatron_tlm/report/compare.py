@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from megatron_tlm.report.chart import color_of
+from megatron_tlm.report.facts import number
 from megatron_tlm.report.figures import figures, loss_figures
 from megatron_tlm.report.page import Html, badge, columns, element, fold, page, searchable, section, table, text
 from megatron_tlm.report.read import Logged
@@ -46,7 +48,7 @@ def _summary(runs: Sequence[Logged], now: float) -> Html:
     for index, run in enumerate(runs):
         told, valid = state(run, now), run.curve("valid_loss").ys
         swatch = element("span", _class="swatch", style=f"background:{color_of(index)}")
-        parameters = part(run.start, "plan").get("parameters")
+        parameters = number(part(run.start, "plan").get("parameters"))
         rows.append(
             [
                 Html(swatch + text(run.name)),
@@ -84,7 +86,7 @@ def _differences(runs: Sequence[Logged]) -> list[Html]:
 def _flat(config: str) -> dict[str, str]:
     try:
         tree = yaml.safe_load(config)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         return {}
     if not isinstance(tree, dict):
         return {}
@@ -93,7 +95,14 @@ def _flat(config: str) -> dict[str, str]:
         for name, fields in tree.items()
         if isinstance(fields, dict)
         for key, value in fields.items()
+        if not _is_nested(value)
     }
+
+
+def _is_nested(value: Any) -> bool:
+    """Lists within lists: no field has them, and written out a few lines of YAML can fill a disk with them."""
+    items = value if isinstance(value, list) else value.values() if isinstance(value, dict) else ()
+    return any(isinstance(item, list | dict) for item in items)
 
 
 def _one(run: Logged) -> Html:

@@ -18,7 +18,7 @@ def taper_picture(widths: Sequence[int], stages: Sequence[int], *, title: str = 
     width, top, left = 1130, 22, 0
     each = (width - left) / max(len(widths), 1)
     gap = min(4.0, each * 0.15)
-    middle, high = top + _HIGH / 2, max(widths, default=1)
+    middle, high = top + _HIGH / 2, max([1, *widths])
     parts, several, count = [], len(set(stages)) > 1, max(stages, default=0) + 1
     for layer, size in enumerate(widths):
         tall, x = _HIGH * size / high, left + layer * each

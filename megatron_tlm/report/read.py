@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from megatron_tlm.errors import ConfigError
+from megatron_tlm.report.facts import fits, fitting, number
 
 METRICS_NAME, EVENTS_NAME, CONFIG_NAME, HEARTBEATS = "metrics.jsonl", "events.jsonl", "config.yaml", "heartbeats"
 ENDINGS = ("finish", "stop", "failure")
+_DEEPEST = 3  # figures within figures; what lies deeper no run writes
 
 Event = Mapping[str, Any]
 
@@ -91,12 +93,13 @@ def read_run(folder: Path, name: str | None = None) -> Logged:
     columns: dict[str, Curve] = {}
     stages: Mapping[str, Any] = {}
     for record in records(metrics):
-        step = record.get("step")
-        if not isinstance(step, int):
+        step: Any = record.get("step")
+        if not fits(step, int):
             continue
-        if "pipeline-seconds" in record:
-            stages = record
-        for key, value in _figures(record):
+        found = dict(_figures(record))
+        if "pipeline-seconds" in found:
+            stages = {"step": step, **found}
+        for key, value in found.items():
             curve = columns.setdefault(key, Curve())
             curve.xs.append(step)
             curve.ys.append(value)
@@ -107,7 +110,7 @@ def read_run(folder: Path, name: str | None = None) -> Logged:
         name=name or folder.resolve().name,
         folder=folder,
         curves=columns,
-        events=tuple(records(folder / EVENTS_NAME)),
+        events=tuple(map(fitting, records(folder / EVENTS_NAME))),
         config=config.read_text(encoding="utf-8", errors="replace") if config.is_file() else "",
         written=max(path.stat().st_mtime for path in files),
         heartbeats=tuple(beat for beat in beats if beat),
@@ -123,29 +126,32 @@ def records(path: Path) -> Iterator[dict[str, Any]]:
         for line in lines:
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(record, dict):
                 yield record
 
 
-def _figures(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+def _figures(record: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, float]]:
     for key, value in record.items():
-        if isinstance(value, bool) or (key == "step" and not prefix):
+        if key == "step" and not prefix:
             continue
-        if isinstance(value, int | float):
-            yield prefix + key, float(value)
+        figure = number(value)
+        if figure is not None:
+            yield prefix + key, figure
+        elif depth == _DEEPEST:
+            continue
         elif isinstance(value, dict):
-            yield from _figures(value, f"{prefix}{key}/")
+            yield from _figures(value, f"{prefix}{key}/", depth + 1)
         elif isinstance(value, list):
             for place, item in enumerate(value):
                 if isinstance(item, dict):
-                    yield from _figures(item, f"{prefix}{key}/{place}/")
+                    yield from _figures(item, f"{prefix}{key}/{place}/", depth + 1)
 
 
 def _beat(path: Path) -> dict[str, Any]:
     try:
         beat = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return beat if isinstance(beat, dict) else {}

@@ -8,6 +8,7 @@ from typing import Any
 from megatron_tlm.errors import PlanError
 from megatron_tlm.plan.measured import PipelineSeconds, read_scalars
 from megatron_tlm.report.chart import Mark
+from megatron_tlm.report.facts import PLAN, fits, number
 from megatron_tlm.report.figures import figures, grouped_figures, loss_figures
 from megatron_tlm.report.page import Html, badge, columns, element, fold, page, searchable, section, table, text, tiles
 from megatron_tlm.report.pictures import taper_picture, time_bars
@@ -50,7 +51,9 @@ def plan_sections(run: Logged) -> Iterator[Html]:
     plan = _plan(run)
     measured = _measured(run)
     if plan:
-        stages = stage_of_layers(plan) or [0] * len(plan["widths"])
+        stages = stage_of_layers(plan)
+        if len(stages) != len(plan["widths"]):
+            stages = [0] * len(plan["widths"])
         note = ""
         if len(plan["stages"]) > 1:
             note = f"Planned bubble {100 * plan['bubble']:.1f} %, slowest stage {plan['imbalance']:.3f} times the mean."
@@ -68,12 +71,9 @@ def plan_sections(run: Logged) -> Iterator[Html]:
 
 
 def _plan(run: Logged) -> Mapping[str, Any]:
-    """What the last start logged of it; nothing where a part is missing, as from another version."""
+    """What the last start logged of it; nothing where a part is missing or another, as from another version."""
     plan = part(run.start, "plan")
-    if not {"widths", "units", "stages", "bubble", "imbalance"} <= plan.keys():
-        return {}
-    parts = {"first_unit", "last_unit", "parameters", "cost", "bubble", "memory_bytes"}
-    return plan if all(parts <= stage.keys() for stage in plan["stages"]) else {}
+    return plan if fits(plan, PLAN) and plan["stages"] else {}
 
 
 def _measured(run: Logged) -> PipelineSeconds | None:
@@ -84,16 +84,16 @@ def _measured(run: Logged) -> PipelineSeconds | None:
 
 
 def _stage_table(plan: Mapping[str, Any], measured: PipelineSeconds | None) -> Html:
-    mean = sum(stage["cost"] for stage in plan["stages"]) / len(plan["stages"])
+    mean = sum(stage["cost"] for stage in plan["stages"]) / len(plan["stages"]) or 1.0
     names = ["stage", "first unit", "last unit", "parameters", "FLOP per token", "over mean", "idle, planned", "memory"]
     if measured is not None and len(measured.stages) == len(plan["stages"]):
         names[7:7] = ["idle, measured"]
     rows = []
-    for number, stage in enumerate(plan["stages"]):
-        row = [number, stage["first_unit"], stage["last_unit"], short_number(stage["parameters"])]
+    for place, stage in enumerate(plan["stages"]):
+        row = [place, stage["first_unit"], stage["last_unit"], short_number(stage["parameters"])]
         row += [short_number(stage["cost"]), f"{stage['cost'] / mean:.3f}", f"{100 * stage['bubble']:.1f} %"]
         if len(names) == 9 and measured is not None:
-            row.append(f"{100 * measured.bubble(number):.1f} %")
+            row.append(f"{100 * measured.bubble(place):.1f} %")
         rows.append([*row, size_text(stage["memory_bytes"]["total"])])
     return table(names, rows, right=range(3, len(names)))
 
@@ -191,7 +191,8 @@ def _kind(event: Event) -> Html:
 
 
 def _ago(now: float, then: object) -> str:
-    return f"{duration(max(now - then, 0.0))} ago" if isinstance(then, int | float) else ""
+    moment = number(then)
+    return "" if moment is None else f"{duration(max(now - moment, 0.0))} ago"
 
 
 def _plain(value: Any) -> str:

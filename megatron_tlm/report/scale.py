@@ -25,8 +25,9 @@ class Axis:
 
 def nice_ticks(low: float, high: float, most: int = 6) -> list[float]:
     """Round values from at or below `low` to at or above `high`, steps of 1, 2 or 5 times a power of ten."""
-    if not high > low:
-        pad = abs(low) * 0.05 or 1.0
+    size = max(abs(low), abs(high))
+    if not high - low > max(size * 1e-9, 1e-100):  # ticks of twelve digits could not tell them apart
+        pad = size * 0.05 if size > 1e-100 else 1.0
         low, high = low - pad, high + pad
     rough = (high - low) / max(most - 1, 1)
     power = 10.0 ** math.floor(math.log10(rough))
@@ -62,7 +63,8 @@ def size_text(size_bytes: float) -> str:
     """`1.5 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size_bytes) < 1024:
-            return f"{size_bytes:.3g} {unit}" if unit != "B" else f"{size_bytes:.0f} B"
+            # Three figures, but for what would then be 1e+03.
+            return f"{size_bytes:.0f} {unit}" if unit == "B" or abs(size_bytes) >= 999.5 else f"{size_bytes:.3g} {unit}"
         size_bytes /= 1024
     return f"{size_bytes:.4g} TiB"
 

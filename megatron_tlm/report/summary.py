@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
+from megatron_tlm.report.facts import number
 from megatron_tlm.report.read import Event, Logged
 from megatron_tlm.report.scale import short_number
 
@@ -56,11 +57,11 @@ def tiles(run: Logged) -> Iterator[tuple[str, str, str]]:
     speed = typical(run, "tokens_per_second")
     if speed is not None:
         yield "throughput", short_number(speed), "tokens/s, median"
-    for key, label, unit, factor in (("mfu", "MFU", " %", 100.0), ("tflops_per_device", "compute", "", 1.0)):
-        value = typical(run, key)
-        if value is not None:
-            yield label, f"{value * factor:.3g}{unit}", "" if unit else "TFLOP/s per device, median"
-            break
+    used, teraflops = typical(run, "mfu"), typical(run, "tflops_per_device")
+    if used is not None:
+        yield "MFU", f"{100 * used:.3g} %", ""
+    elif teraflops is not None:
+        yield "compute", short_number(teraflops * 1e12), "FLOP/s per device, median"
     taken = run.curve("seconds").ys
     if taken:
         wait = sum(run.curve("data_wait_seconds").ys)
@@ -93,8 +94,8 @@ def model_line(run: Logged) -> str:
         return ""
     model, layout, plan = (part(start, name) for name in ("model", "layout", "plan"))
     parts = [
-        f"{model.get('mixer', '')}, {short_number(plan.get('parameters', 0))} parameters, {model.get('layers')} layers "
-        f"of {model.get('hidden_size')}, {model.get('seq_length')} tokens a sample"
+        f"{model.get('mixer', '')}, {short_number(number(plan.get('parameters')) or 0)} parameters, "
+        f"{model.get('layers')} layers of {model.get('hidden_size')}, {model.get('seq_length')} tokens a sample"
         if model
         else "",
         f"tensor {layout.get('tensor')} x pipeline {layout.get('pipe')} x data {layout.get('data')}" if layout else "",

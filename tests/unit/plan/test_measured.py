@@ -32,6 +32,10 @@ def test_a_line_without_stages_is_none_and_half_of_one_is_refused():
         read_scalars(record)
     with pytest.raises(PlanError, match="metrics of step 20"):
         read_scalars({"step": 20, **TIMES.scalars(), "stage-wait/0": None})
+    with pytest.raises(PlanError, match="metrics of step 20 = 0 stages without all of their times"):
+        read_scalars({"step": 20, "pipeline-seconds": 1.0, "pipeline-steps": 1.0, "pipeline-micro-batches": 1.0})
+    with pytest.raises(PlanError, match="metrics of step 20"):
+        read_scalars({"step": 20, **TIMES.scalars(), "pipeline-steps": float("inf")})
 
 
 def test_nothing_run_is_no_bubble():

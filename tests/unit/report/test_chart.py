@@ -4,6 +4,9 @@ import html
 import json
 import math
 import re
+from itertools import product
+
+import pytest
 
 from megatron_tlm.report.chart import Mark, Series, line_chart
 from tests.unit.report.test_page import Outline
@@ -73,3 +76,11 @@ def test_names_are_text_and_tags_are_closed() -> None:
     assert "<a>" not in chart
     assert "<t>" not in chart
     assert Outline(chart).open == []
+
+
+@pytest.mark.parametrize("log_y", [False, True])
+def test_values_that_hardly_differ_or_leave_the_floats_have_a_chart(log_y: bool) -> None:
+    """A learning rate of 1e-3, and once of the float behind it, is an everyday curve."""
+    odd = [1e-3, 0.0010000000000000002, 5e-324, 0.0, -1.7e308, 1.7e308, 1e300, -1e-300, 1.0]
+    for pair in product(odd, repeat=2):
+        assert "<figure" in line_chart("a", [Series("s", [1, 2], pair)], log_y=log_y)

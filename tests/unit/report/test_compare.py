@@ -1,6 +1,8 @@
 """Several runs on one page: told apart, and in what they differ."""
 
+from itertools import pairwise
 from pathlib import Path
+from string import ascii_lowercase
 
 import pytest
 
@@ -41,3 +43,12 @@ def test_runs_lie_over_each_other_and_their_differences_are_listed(tmp_path: Pat
 def test_a_configuration_that_cannot_be_read_differs_in_nothing(tmp_path: Path) -> None:
     runs = [read_run(write_logs(tmp_path / name, [step(1)], [], text), name) for name, text in (("a", "["), ("b", "1"))]
     assert "Differences" not in compare_page(runs, NOW)
+
+
+def test_a_few_lines_of_yaml_cannot_fill_a_page(tmp_path: Path) -> None:
+    bomb = "m:\n a: &a [x, x]\n" + "".join(f" {b}: &{b} [*{a}, *{a}]\n" for a, b in pairwise(ascii_lowercase))
+    texts = {"a": bomb, "b": "m:\n z: 2001-99-99\n", "c": "[" * 1000, "d": "m: {z: 1}\n"}
+    runs = [read_run(write_logs(tmp_path / name, [step(1)], [], text), name) for name, text in texts.items()]
+    made = compare_page(runs, NOW)
+    assert "<td>m.z</td>" in made
+    assert len(made) < 200_000

@@ -62,3 +62,21 @@ def test_what_is_no_log_folder_is_told(tmp_path: Path) -> None:
 
 def test_the_names_are_those_that_training_writes() -> None:
     assert (read.METRICS_NAME, read.CONFIG_NAME, read.EVENTS_NAME) == (log.METRICS_NAME, log.CONFIG_NAME, EVENTS_NAME)
+
+
+def test_figures_that_cannot_be_drawn_and_lines_nested_without_end_are_passed_over(tmp_path: Path) -> None:
+    deep: dict[str, object] = {"a": 1}
+    for _ in range(500):
+        deep = {"a": deep}
+    lines = [step(1, grad_norm=float("nan"), lr=10**400), {"step": 10**400, "loss": 1.0}, step(2, odd=deep)]
+    folder = write_logs(tmp_path, lines)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": true, "loss": 1}\n{"step": 3, "loss": 1e999}\n')
+        file.write('{"step": 4, "loss": 1, "a": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
+    (folder / "heartbeats").mkdir()
+    (folder / "heartbeats" / "rank-00000.json").write_text("[" * 100_000)
+    run = read_run(folder)
+    assert list(run.curve("loss").xs) == [1, 2]
+    assert not run.curve("grad_norm")
+    assert list(run.curve("lr").xs) == [2]
+    assert run.heartbeats == ()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from megatron_tlm.plan.measured import PipelineSeconds, StageSeconds
+from megatron_tlm.report.facts import PLAN
 from megatron_tlm.report.read import Logged, read_run
 from megatron_tlm.report.run import clock, run_page
 from megatron_tlm.report.summary import duration, stage_of_layers, state, tiles
@@ -69,6 +70,19 @@ def test_what_another_version_logged_is_left_out(tmp_path: Path) -> None:
             tmp_path / name, [step(1)], [start(plan=plan), {"event": "resume"}, {"event": "bad_step", "step": "x"}]
         )
         assert ("layer 0: MLP 48" in run_page(run, NOW)) == (name == "whole")
+
+
+@pytest.mark.parametrize("odd", ["x", [1], {"a": 1}, None, float("nan"), 10**400], ids=lambda odd: repr(odd)[:9])
+def test_facts_of_any_kind_make_a_page(odd: Any, tmp_path: Path) -> None:
+    plan = start()["plan"]
+    stage = plan["stages"][0]
+    plans = [{**plan, name: odd} for name in PLAN] + [{**plan, "stages": [{**stage, name: odd}]} for name in stage]
+    starts = [start(**dict.fromkeys(start().keys() - {"event"}, odd)), *(start(plan=item) for item in plans)]
+    events = [{**event, name: odd} for event in EVENTS for name in event]
+    lines = [step(1), *({**step(1), name: odd} for name in step(1))]
+    for number, last in enumerate(starts):
+        run = logged(tmp_path / str(number), lines, [*([] if number else events), last])
+        assert Outline(run_page(run, NOW)).open == []
 
 
 def test_names_from_a_stranger_stay_text(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ def test_ticks_are_few_round_and_hold_the_values(a: float, b: float) -> None:
         (0, 9.3, [0, 2, 4, 6, 8, 10]),
         (1.9, 4.1, [1.5, 2, 2.5, 3, 3.5, 4, 4.5]),
         (5, 5, [4.7, 4.8, 4.9, 5, 5.1, 5.2, 5.3]),
+        (1e-3, 1e-3 + 2e-19, [9.4e-4, 9.6e-4, 9.8e-4, 1e-3, 1.02e-3, 1.04e-3, 1.06e-3]),
+        (0, 5e-324, [-1, -0.5, 0, 0.5, 1]),
     ],
 )
 def test_ticks_of_some_ranges(low: float, high: float, ticks: list[float]) -> None:
@@ -59,7 +61,8 @@ def test_numbers_are_short(value: float, name: str) -> None:
 
 
 def test_sizes_are_in_binary_units() -> None:
-    assert [size_text(size) for size in (12, 2048, 3 * 2**30, 5 * 2**40)] == ["12 B", "2 KiB", "3 GiB", "5 TiB"]
+    sizes = (12, 2048, 1_047_552, 3 * 2**29, 3 * 2**30, 5 * 2**40)
+    assert [size_text(size) for size in sizes] == ["12 B", "2 KiB", "1023 KiB", "1.5 GiB", "3 GiB", "5 TiB"]
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=400), st.integers(4, 50))
