@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ class HuggingFaceTokenizer:
         known = (token for token in (named, *END_PIECES) if token and self._backend.token_to_id(token) is not None)
         return next(known, None)
 
-    @property
+    @cached_property  # the package makes a dict of the whole vocabulary: 10 ms for 32k pieces
     def vocab_size(self) -> int:
         """Largest id + 1: added tokens may leave holes below it."""
         return int(max(self._backend.get_vocab(with_added_tokens=True).values())) + 1

@@ -3,11 +3,14 @@
 import json
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megatron_tlm.data.documents import Chunk
+from megatron_tlm.data.encode import Encoder
 from megatron_tlm.data.huggingface_tokenizer import HuggingFaceTokenizer
 from megatron_tlm.errors import DataError
 
@@ -27,6 +30,17 @@ def test_ids_are_the_backends_own(huggingface_file: Path) -> None:
     assert tokenizer.encode_batch(texts) == [backend.encode(text).ids for text in texts]
     assert tokenizer.encode_batch(texts, threads=2) == tokenizer.encode_batch(texts)
     assert (tokenizer.vocab_size, tokenizer.eod_id) == (backend.get_vocab_size(), 0)
+
+
+def test_the_vocabulary_is_counted_once(huggingface_file: Path) -> None:
+    """The package makes a dict of all its pieces to be asked: as slow as encoding some 20 kB of text."""
+    tokenizer = HuggingFaceTokenizer(huggingface_file)
+    tokenizer._backend = backend = Mock(wraps=tokenizer._backend)
+    encoder = Encoder(tokenizer, ("text",), append_eod=True, stop=True)
+    for number in range(3):
+        assert encoder(Chunk("a", "file", number, b"fox", 3)).documents == 1
+        assert tokenizer.decode(tokenizer.encode("fox")) == "fox"
+    assert backend.get_vocab.call_count == 1
 
 
 def test_the_end_of_a_document_can_be_named_beside_the_file(huggingface_file: Path, tmp_path: Path) -> None:
