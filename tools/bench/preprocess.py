@@ -6,9 +6,10 @@
         --megatron-python megatron-venv/bin/python
 
 CPU seconds are user + system of all processes of a run, wall seconds the clock's, the peak that of its largest process.
-Starting up is measured apart, on the first five lines; it is part of all columns but `above tokenizer`: what reading,
-JSON, writing and processes cost more CPU than the tokenizer's own batch call on as many threads. Jobs run in turns, the
-median of the repeats is told. Outputs are compared byte by byte.
+Starting up is measured apart, on the first five lines; it is part of all columns but the two `above`: what reading,
+JSON, writing and the rest cost more CPU than the tokenizer's own batch call on texts in memory, on as many threads of
+one process, and in as many processes at once. Jobs run in turns, the median of the repeats is told, and of the two
+`above` the median of each round's own. Outputs are compared byte by byte.
 """
 
 import argparse
@@ -32,6 +33,7 @@ from megatron_tlm.data.tokenizers import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH = 512
+SHARE = 64  # texts that a process takes at once: as many end as early as they can
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,35 @@ def run(command: list[str], environment: dict[str, str]) -> Run:
 
 def encode_alone(corpus: str, model: str, threads: int) -> tuple[Run, int]:
     """The tokenizer's own batch call over texts that lie in memory."""
-    tokenizer = load_tokenizer(None, model)
-    chunks = read_chunks(expand_inputs([corpus]))
-    texts = [text for chunk in chunks for document in chunk.documents(["text"]) for text in document["text"]]
+    tokenizer, texts = load_tokenizer(None, model), read_corpus(corpus)
     wall, cpu, tokens = time.perf_counter(), time.process_time(), 0
     for start in range(0, len(texts), BATCH):
         tokens += sum(map(len, tokenizer.encode_batch(texts[start : start + BATCH], threads)))
     return Run(time.perf_counter() - wall, time.process_time() - cpu, 0), tokens
+
+
+def encode_in_processes(corpus: str, model: str, count: int) -> Run:
+    """The same in forked processes, each with its share of the texts: what they cost one another is in it."""
+    tokenizer, texts = load_tokenizer(None, model), read_corpus(corpus)
+    batches = [texts[start : start + SHARE] for start in range(0, len(texts), SHARE)]
+    children, wall, cpu = [], time.perf_counter(), 0.0
+    for number in range(count):
+        if (child := os.fork()) == 0:
+            for batch in batches[number::count]:
+                tokenizer.encode_batch(batch)
+            os._exit(0)
+        children.append(child)
+    for child in children:
+        _, status, usage = os.wait4(child, 0)
+        if status:
+            sys.exit(f"process {child} ended with {os.waitstatus_to_exitcode(status)}")
+        cpu += usage.ru_utime + usage.ru_stime
+    return Run(time.perf_counter() - wall, cpu, 0)
+
+
+def read_corpus(corpus: str) -> list[str]:
+    chunks = read_chunks(expand_inputs([corpus]))
+    return [text for chunk in chunks for document in chunk.documents(["text"]) for text in document["text"]]
 
 
 def ours(corpus: str, model: str, prefix: Path, workers: int) -> list[str]:
@@ -107,12 +131,10 @@ def main() -> None:
         if args.megatron:
             tools["Megatron"] = (lambda *a: theirs(args, *a), megatron_environment)
         runs, tokens = in_turns(args, tools, few, folder)
-        print(f"{'':<26} {'wall s':>8} {'CPU s':>8} {'tokens / CPU s':>15} {'above tokenizer':>16} {'peak MB':>8}")
-        for job, found in runs.items():
-            workers = int(job.split()[-1]) if job.split()[-1].isdecimal() else 0
-            alone = runs.get(f"tokenizer alone, {workers}") if not job.startswith("tokenizer") else None
-            start = runs.get(f"{job.split(',')[0]}, five lines")
-            row(job, found, tokens if workers else 0, alone, start)
+        columns = ("wall s", "CPU s", "tokens / CPU s", "above threads", "processes", "peak MB")
+        print(f"{'':<26} {columns[0]:>8} {columns[1]:>8} " + " ".join(f"{name:>14}" for name in columns[2:]))
+        for job in runs:
+            row(job, runs, tokens)
         compare(folder, [f"{tool}-{workers}" for tool in tools for workers in args.workers])
     print(json.dumps({"tokens": tokens, "repeats": args.repeats}))
 
@@ -129,7 +151,10 @@ def in_turns(
     for _ in range(args.repeats):
         for workers in args.workers:
             alone, tokens = encode_alone(args.corpus, args.tokenizer_model, workers)
-            runs.setdefault(f"tokenizer alone, {workers}", []).append(alone)
+            runs.setdefault(f"tokenizer, threads {workers}", []).append(alone)
+            runs.setdefault(f"tokenizer, processes {workers}", []).append(
+                encode_in_processes(args.corpus, args.tokenizer_model, workers)
+            )
         for tool, (command, environment) in tools.items():
             begun = run(command(str(few), folder / f"few-{tool}", 1), environment)
             runs.setdefault(f"{tool}, five lines", []).append(begun)
@@ -143,16 +168,24 @@ def in_turns(
     return runs, tokens
 
 
-def row(name: str, runs: list[Run], tokens: int, alone: list[Run] | None, start: list[Run] | None) -> None:
-    wall = statistics.median(run.wall_seconds for run in runs)
-    cpu = statistics.median(run.cpu_seconds for run in runs)
-    rate = f"{tokens / cpu / 1e3:.0f} k" if tokens else ""
-    above = ""
-    if alone and start:
-        starting = statistics.median(run.cpu_seconds for run in start)
-        above = f"{(cpu - starting) / statistics.median(run.cpu_seconds for run in alone) - 1:+.1%}"
-    peak = max(run.peak_bytes for run in runs) / 1e6
-    print(f"{name:<26} {wall:>8.1f} {cpu:>8.1f} {rate:>15} {above:>16} {peak:>8.0f}", flush=True)
+def row(job: str, runs: dict[str, list[Run]], tokens: int) -> None:
+    tool, what = job.split(", ")
+    wall = statistics.median(run.wall_seconds for run in runs[job])
+    cpu = statistics.median(run.cpu_seconds for run in runs[job])
+    rate = "" if what == "five lines" else f"{tokens / cpu / 1e3:.0f} k"
+    above = ["", ""]
+    if what.startswith("workers"):
+        starts = runs[f"{tool}, five lines"]
+        for column, kind in enumerate(("threads", "processes")):
+            floors = runs[f"tokenizer, {what.replace('workers', kind)}"]
+            rounds = zip(runs[job], starts, floors, strict=True)
+            ratios = [(run.cpu_seconds - start.cpu_seconds) / floor.cpu_seconds for run, start, floor in rounds]
+            above[column] = f"{statistics.median(ratios) - 1:+.1%}"
+    peak = max(run.peak_bytes for run in runs[job]) / 1e6
+    print(
+        f"{job:<26} {wall:>8.1f} {cpu:>8.1f} {rate:>14} {above[0]:>14} {above[1]:>14} {peak:>14.0f}",
+        flush=True,
+    )
 
 
 def compare(folder: Path, names: list[str]) -> None:
