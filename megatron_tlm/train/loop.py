@@ -20,7 +20,7 @@ from megatron_tlm.train.logs.watch import Moment, watched
 from megatron_tlm.train.run import Run
 from megatron_tlm.train.saving.resume import Progress
 from megatron_tlm.train.survival.dropped import Kept, after_drop, pass_over
-from megatron_tlm.train.survival.stop import StopRequest
+from megatron_tlm.train.survival.stop import LOST_LAUNCHER, LostLauncherError, StopRequest
 
 
 def train_loop(run: Run, progress: Progress) -> Progress:
@@ -147,11 +147,15 @@ def _say_goodbye(run: Run, progress: Progress, wish: str | None, *, trained: boo
         run.log.say(f"finished {step} steps, {progress.consumed_tokens} tokens")
         return
     cause = wish or f"exit interval {run.config.training.exit_interval}"
+    when = f"after step {step} of {run.train_steps}"
     kept = f"saved; --load {run.config.checkpoint.save} continues"
     if not trained or run.saver is None:
         kept = "not saved: no --save DIR was given" if trained else "before a step was taken,"
+    if wish == LOST_LAUNCHER:
+        left = kept.partition(";")[0].rstrip(",")
+        raise LostLauncherError(f"torchrun of a node = gone {when}, {left}; start it again")
     run.log.event("stop", step, cause=cause)
-    run.log.say(f"stopped by {cause} after step {step} of {run.train_steps}, {kept} with {rest} steps to go")
+    run.log.say(f"stopped by {cause} {when}, {kept} with {rest} steps to go")
 
 
 def _is_due(step: int, interval: int | None) -> bool:

@@ -11,6 +11,7 @@ import torch
 from megatron_tlm.comm.torchrun import claim_first_word, end_stuck_launcher, leave_word
 from megatron_tlm.errors import TlmError
 from megatron_tlm.train.survival.agree import AgreedError, sentence
+from megatron_tlm.train.survival.stop import LostLauncherError
 from megatron_tlm.train.survival.whereabouts import Whereabouts
 
 USER_ERROR, OTHER_ERROR = 2, 1
@@ -25,7 +26,8 @@ def leave(error: BaseException, place: Whereabouts) -> NoReturn:
     speak(error, place)
     if _is(SILENT_PEERS, error):
         end_stuck_launcher()
-    os._exit(USER_ERROR if isinstance(error, TlmError) else OTHER_ERROR)
+    mistake = isinstance(error, TlmError) and not isinstance(error, LostLauncherError)
+    os._exit(USER_ERROR if mistake else OTHER_ERROR)
 
 
 def speak(error: BaseException, place: Whereabouts) -> None:

@@ -7,6 +7,9 @@
 A job that is cancelled may be sent a signal twice within a moment, by its scheduler and by torchrun: that is one wish,
 and so is SIGTERM after the warning that SIGUSR1 is. Any other second signal ends the process as it always did; what was
 being saved stays hidden, and the checkpoint before is whole.
+
+SIGTERM from the kernel, because torchrun is gone, is no wish: ranks save and leave all the same, but as a failure, or
+the other nodes' torchruns would take the run for finished.
 """
 
 import os
@@ -17,12 +20,23 @@ from types import FrameType, TracebackType
 from typing import Self
 
 from megatron_tlm.comm.groups import all_reduce_max
+from megatron_tlm.comm.torchrun import LAUNCHED
 from megatron_tlm.config.resilience import ResilienceConfig
+from megatron_tlm.train.survival.agree import AgreedError
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 SAME_WISH_SECONDS = 3.0
 _DURATION, _FILE = 1, 2  # below, numbers of signals from 3 on
 _FIRST_SIGNAL = 3
+_ORPHANED = 1000
+LOST_LAUNCHER = "torchrun is gone"
+
+
+class LostLauncherError(AgreedError):
+    """A node's torchrun has gone while its ranks were at work; all have saved, where they may."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, passing=True)
 
 
 class StopRequest:
@@ -33,10 +47,14 @@ class StopRequest:
         self._began = time.monotonic() if began is None else began
         self._former: dict[int, signal.Handlers | int | None] = {}
         self._signal, self._asked = 0, 0.0
+        self._launcher = os.getppid() if LAUNCHED in os.environ else None
+        self._orphaned = False
 
     def agreed(self) -> str | None:
         """Why the run shall stop, None if it shall not; collective, so that all ranks stop after the same step."""
         wish = int(all_reduce_max([float(self._wish())])[0])
+        if wish == _ORPHANED:
+            return LOST_LAUNCHER
         if wish >= _FIRST_SIGNAL:
             return signal.Signals(wish - _FIRST_SIGNAL).name
         if wish == _FILE:
@@ -44,6 +62,8 @@ class StopRequest:
         return f"exit duration {self._config.exit_duration_in_mins:g} minutes" if wish == _DURATION else None
 
     def _wish(self) -> int:
+        if self._orphaned:
+            return _ORPHANED
         if self._signal:
             return self._signal + _FIRST_SIGNAL
         # One rank alone looks: files and clocks differ between nodes.
@@ -69,6 +89,8 @@ class StopRequest:
     def _ask(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if not self._signal or (self._signal == signal.SIGUSR1 and number != self._signal):
+            first, gone = not self._signal, self._launcher not in (None, os.getppid())
+            self._orphaned = first and number == signal.SIGTERM and gone
             self._signal, self._asked = number, now
         elif now - self._asked > SAME_WISH_SECONDS:
             signal.signal(number, signal.SIG_DFL)

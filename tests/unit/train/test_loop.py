@@ -11,6 +11,7 @@ from megatron_tlm.train.engines.engine import MicroBatches, StepResult
 from megatron_tlm.train.engines.gate import Judge, accept
 from megatron_tlm.train.loop import train_loop
 from megatron_tlm.train.saving.resume import Progress
+from megatron_tlm.train.survival.stop import LOST_LAUNCHER, LostLauncherError, StopRequest
 from tests.unit.train.loop_parts import CONFIG, CountingEngine, FirstId, Notes, SlowSaver, run_of
 
 UNSAVED = replace(CONFIG, checkpoint=CheckpointConfig())
@@ -105,3 +106,13 @@ def test_a_stop_file_ends_a_run_after_its_step_and_before_its_first(tmp_path: Pa
     end = train_loop(run_of(config, CountingEngine(), notes, saver), end)
     assert (end.step, saver.started) == (3, [])
     assert notes.said[-1] == f"stopped by {cause} after step 3 of 6, before a step was taken, with 3 steps to go"
+
+
+def test_ranks_of_a_torchrun_that_is_gone_save_and_end_as_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, notes, saver = CountingEngine(), Notes(), SlowSaver()
+    monkeypatch.setattr(StopRequest, "agreed", lambda self: LOST_LAUNCHER if len(engine.trained) == 3 else None)
+    sentence = r"^torchrun of a node = gone after step 3 of 6, saved; start it again$"
+    with pytest.raises(LostLauncherError, match=sentence):
+        train_loop(run_of(CONFIG, engine, notes, saver), Progress())
+    assert saver.started == [(3, True)]
+    assert not notes.events, "no `stop`, which would be told as a wish"

@@ -11,11 +11,13 @@ import torch
 from megatron_tlm.errors import DataError
 from megatron_tlm.train.survival.agree import AgreedError
 from megatron_tlm.train.survival.leave import leave
+from megatron_tlm.train.survival.stop import LostLauncherError
 from megatron_tlm.train.survival.whereabouts import Whereabouts
 
 CASES: list[tuple[BaseException, int, str]] = [
     (DataError("a = 1 is wrong;\nmend it"), 2, "stage 0, step 7: a = 1 is wrong; mend it\n"),
     (AgreedError("rank 0 says this"), 2, ""),
+    (LostLauncherError("torchrun = gone"), 1, ""),
     (RuntimeError("Connection closed by peer [1.2.3.4]"), 1, "lost its peers (Connection closed by peer [1.2.3.4])\n"),
     (RuntimeError("Timed out waiting 3000ms for recv"), 1, "a peer = silent for longer than --distributed-timeout-min"),
     (OSError(28, "No space left on device", "log/metrics.jsonl"), 1, "step 7: log/metrics.jsonl = [Errno 28] No space"),

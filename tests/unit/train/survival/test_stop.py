@@ -2,15 +2,17 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from megatron_tlm.comm.torchrun import stop_with_launcher
 from megatron_tlm.config.resilience import ResilienceConfig
 from megatron_tlm.train.survival import stop as stop_module
-from megatron_tlm.train.survival.stop import STOPPING, StopRequest
+from megatron_tlm.train.survival.stop import LOST_LAUNCHER, STOPPING, StopRequest
 
 NOTHING = ResilienceConfig()
 
@@ -46,6 +48,37 @@ def test_a_second_signal_ends_the_process_unless_it_is_the_same_wish() -> None:
     assert sent(warning, term, apart=0.2) == 0
     assert sent(warning, warning, apart=0.2) == -warning
     assert sent(warning, term, term, apart=0.2) == -term
+
+
+def of_an_orphan(*numbers: signal.Signals) -> str:
+    """What a rank makes of `numbers`, the last of them sent by the kernel once its torchrun has gone."""
+    reader, writer = os.pipe()
+    launcher = os.fork()
+    if launcher == 0:
+        os.environ["TORCHELASTIC_RUN_ID"] = "run"
+        ready, ready_writer = os.pipe()
+        if os.fork() == 0:
+            stop_with_launcher()
+            with StopRequest(NOTHING) as stop:
+                for number in numbers:
+                    os.kill(os.getpid(), number)
+                os.write(ready_writer, b".")
+                time.sleep(10)  # cut short by the signal
+                os.write(writer, str(stop.agreed()).encode())
+            os._exit(0)
+        os.read(ready, 1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(launcher, 0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as said:
+        return said.read().decode()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal is Linux's")
+def test_a_torchrun_that_is_gone_is_no_wish_but_after_one_it_is() -> None:
+    assert of_an_orphan() == LOST_LAUNCHER
+    # Slurm's warning goes to torchrun too, which dies of it.
+    assert of_an_orphan(signal.SIGUSR1) == "SIGTERM"
 
 
 def test_the_stop_file_is_seen_by_rank_0_alone(tmp_path: Path) -> None:
