@@ -1,6 +1,5 @@
 """`megatron-tlm convert`: a checkpoint rewritten for another layout."""
 
-import sys
 import time
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
 from collections.abc import Sequence
@@ -13,12 +12,15 @@ from megatron_tlm.checkpoint.relayout import convert
 from megatron_tlm.checkpoint.verify import verify
 from megatron_tlm.checkpoint.widen import padded_widths
 from megatron_tlm.cli.meter import Meter
+from megatron_tlm.cli.model_flags import add_ckpt_step
+from megatron_tlm.cli.options import note, tell
 from megatron_tlm.cli.target_stages import target_stages
-from megatron_tlm.config.parser import Parser, program
+from megatron_tlm.config.parser import Parser, integer, program
 from megatron_tlm.errors import ConfigError, PlanError
 from megatron_tlm.plan.grid import Grid
 from megatron_tlm.plan.resolve import check_divisible, is_divisible
 from megatron_tlm.plan.shape import ModelShape
+from megatron_tlm.report.scale import size_text
 
 VERIFY_BY_DEFAULT_BYTES = 1 << 30
 
@@ -50,13 +52,16 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--load-dir", type=_folder, required=True, metavar="DIR", help="folder a run was saved in")
     parser.add_argument("--save-dir", type=_folder, required=True, metavar="DIR", help="folder to write, not the same")
     parser.add_argument(
-        "--target-tensor-parallel-size", type=int, metavar="N", help="ranks that share each layer (default: as saved)"
+        "--target-tensor-parallel-size",
+        type=integer(),
+        metavar="N",
+        help="ranks that share each layer (default: as saved)",
     )
     parser.add_argument(
-        "--target-pipeline-parallel-size", type=int, metavar="N", help="pipeline stages (default: as saved)"
+        "--target-pipeline-parallel-size", type=integer(), metavar="N", help="pipeline stages (default: as saved)"
     )
     parser.add_argument(
-        "--target-data-parallel-size", type=int, metavar="N", help="ranks that share the rows (default: as saved)"
+        "--target-data-parallel-size", type=integer(), metavar="N", help="ranks that share the rows (default: as saved)"
     )
     parser.add_argument(
         "--target-zero-stage", type=int, choices=range(4), help="ZeRO stage to note for training on (default: as saved)"
@@ -67,9 +72,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help="add neurons of zeros to MLPs that the tensor degree does not divide; the function stays the same",
     )
-    parser.add_argument(
-        "--ckpt-step", type=int, metavar="STEP", help="step to convert (default: the newest complete one)"
-    )
+    add_ckpt_step(parser, "convert")
     parser.add_argument(
         "--verify",
         action=BooleanOptionalAction,
@@ -78,7 +81,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--workers",
-        type=int,
+        type=integer(),
         metavar="N",
         help="files written and read at a time, some 10 MB of memory each (default: the cores, up to 4)",
     )
@@ -95,11 +98,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def run(args: Namespace) -> int:
     """Convert, tell what came of it, and prove it if asked."""
-    if args.workers is not None and args.workers < 1:
-        raise ConfigError(f"--workers = {args.workers} is below 1; give 1 or more")
-    for note in _notes(args):
-        print(f"note: {note}", file=sys.stderr)
-    source = find(args.load_dir, args.ckpt_step, tell=lambda text: print(f"note: {text}", file=sys.stderr))
+    tell(_notes(args))
+    source = find(args.load_dir, args.ckpt_step, tell=note)
     before = check_complete(source)
     grid = before.facts.grid
     print(f"source  {_summary(source, before)}", flush=True)
@@ -111,7 +111,7 @@ def run(args: Namespace) -> int:
         shape = replace(shape, widths=padded_widths(shape, wanted.tensor))
     stages, remark = target_stages(before.facts, shape, wanted, args.target_zero_stage)
     if remark is not None:
-        print(f"note: {remark}", file=sys.stderr)
+        note(remark)
     started = time.perf_counter()
     with Meter("converting") as meter:
         target = convert(
@@ -131,7 +131,7 @@ def run(args: Namespace) -> int:
     seconds = time.perf_counter() - started
     after = check_complete(target)
     print(f"target  {_summary(target, after)}")
-    print(f"        {len(after.tensors)} tensors in {seconds:.1f} s, {after.size_bytes / 1e6 / seconds:.0f} MB/s")
+    print(f"        {len(after.tensors)} tensors in {seconds:.1f} s, {size_text(after.size_bytes / seconds)}/s")
     for line in _padding(before, after):
         print(line)
     if args.verify or (args.verify is None and after.size_bytes <= VERIFY_BY_DEFAULT_BYTES):
@@ -169,7 +169,7 @@ def _notes(args: Namespace) -> list[str]:
 def _summary(path: Path, manifest: Manifest) -> str:
     grid, parts = manifest.facts.grid, len(manifest.parts)
     layout = f"tensor {grid.tensor} x pipeline {grid.pipe} x data {grid.data}"
-    return f"{path}: {layout}, {parts} part{'s' if parts > 1 else ''}, {manifest.size_bytes / 1e6:.1f} MB"
+    return f"{path}: {layout}, {parts} part{'s' if parts > 1 else ''}, {size_text(manifest.size_bytes)}"
 
 
 def _target(args: Namespace, saved: Grid) -> Grid:
@@ -215,6 +215,6 @@ def _padding(before: Manifest, after: Manifest) -> list[str]:
     )
     return [
         f"        padded {', '.join(layers)}: {added} neurons of zeros, {3 * added * old.hidden_size:,} parameters, "
-        f"{size_bytes / 1e6:.3g} MB",
+        f"{size_text(size_bytes)}",
         f"        train on with --layer-widths {' '.join(map(str, new.widths))}",
     ]

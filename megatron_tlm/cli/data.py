@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from megatron_tlm.config.nearest import did_you_mean
-from megatron_tlm.config.parser import Parser, program
+from megatron_tlm.config.parser import Parser, integer, program
 from megatron_tlm.data.indexed_dataset import IndexedDataset
 from megatron_tlm.data.pair_copy import find_pairs, merge, split_by_shares, split_evenly
 from megatron_tlm.data.pair_report import SHARES, LengthReport, count_empty, report_lengths, verify
@@ -29,7 +29,7 @@ examples:
 
 def _add_inspect(parser: ArgumentParser) -> None:
     _add_prefixes(parser)
-    parser.add_argument("--document", type=int, metavar="N", help="print this document, the first is 0")
+    parser.add_argument("--document", type=integer(0), metavar="N", help="print this document, the first is 0")
     _add_tokenizer(parser)
 
 
@@ -48,7 +48,7 @@ def _add_split(parser: ArgumentParser) -> None:
     parser.add_argument("prefix", metavar="PREFIX", help="of a .bin/.idx pair")
     how = parser.add_mutually_exclusive_group(required=True)
     how.add_argument("--split", metavar="SHARES", help="of train, valid, test, as in training: 969,30,1")
-    how.add_argument("--shards", type=int, metavar="N", help="parts of nearly equal tokens instead")
+    how.add_argument("--shards", type=integer(), metavar="N", help="parts of nearly equal tokens instead")
     parser.add_argument(
         "--output-prefix", required=True, metavar="PREFIX", help="writes PREFIX_train or PREFIX_00000 ..."
     )
@@ -56,9 +56,9 @@ def _add_split(parser: ArgumentParser) -> None:
 
 def _add_sample(parser: ArgumentParser) -> None:
     parser.add_argument("prefix", metavar="PREFIX", help="of a .bin/.idx pair")
-    parser.add_argument("--count", type=int, default=3, metavar="N", help="documents to show (default: 3)")
-    parser.add_argument("--tokens", type=int, default=200, metavar="N", help="of each at most (default: 200)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the choice (default: 0)")
+    parser.add_argument("--count", type=integer(), default=3, metavar="N", help="documents to show (default: 3)")
+    parser.add_argument("--tokens", type=integer(), default=200, metavar="N", help="of each at most (default: 200)")
+    parser.add_argument("--seed", type=integer(0), default=0, metavar="N", help="of the choice (default: 0)")
     _add_tokenizer(parser)
 
 
@@ -69,7 +69,7 @@ def _add_prefixes(parser: ArgumentParser) -> None:
 def _add_tokenizer(parser: ArgumentParser) -> None:
     parser.add_argument("--tokenizer-type", metavar="TYPE", help=", ".join(TYPE_NAMES))
     parser.add_argument("--tokenizer-model", metavar="FILE", help="its .model, tokenizer.json or saved folder")
-    parser.add_argument("--vocab-size", type=int, metavar="N", help="ids there are, where no tokenizer is given")
+    parser.add_argument("--vocab-size", type=integer(), metavar="N", help="ids there are, where no tokenizer is given")
 
 
 def _inspect(args: Namespace) -> None:

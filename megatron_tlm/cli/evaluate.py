@@ -3,12 +3,20 @@
 from argparse import Namespace
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
-from megatron_tlm.cli.layout_flags import add_layout_flags, flag_of, layout_of, number
+from megatron_tlm.cli.files import check_json
+from megatron_tlm.cli.model_flags import (
+    add_checkpoint_flags,
+    add_json_key,
+    add_layout_flags,
+    add_output_flags,
+    add_window_flags,
+    layout_of,
+    text_key,
+)
 from megatron_tlm.cli.ranks import on_ranks
 from megatron_tlm.config.launch import Launch
-from megatron_tlm.config.parser import Parser, program
+from megatron_tlm.config.parser import Parser, integer, program
 from megatron_tlm.config.schema import ParallelConfig
 from megatron_tlm.errors import ConfigError
 
@@ -47,13 +55,13 @@ _BELONGS = {
 
 def build_parser() -> Parser:
     parser = Parser(prog=program("evaluate"), description=__doc__, epilog=EXAMPLES)
-    parser.add_argument("--load", required=True, metavar="DIR", help="folder a run was saved in")
-    parser.add_argument("--ckpt-step", metavar="N", help="step to load (default: the newest complete one)")
-    parser.add_argument("--no-check-hashes", action="store_true", help="load without reading every file's hash first")
+    add_checkpoint_flags(parser)
     pairs = parser.add_argument_group("pairs")
     pairs.add_argument("--data-path", nargs="+", metavar="PREFIX", help="prefixes of .bin/.idx pairs")
     pairs.add_argument("--split", metavar="A,B,C", help="measure B's share alone (default: the whole corpus)")
-    pairs.add_argument("--eval-iters", metavar="N", help="stop after N batches of windows (default: all)")
+    pairs.add_argument(
+        "--eval-iters", type=integer(), metavar="N", help="stop after N batches of windows (default: all)"
+    )
     texts = parser.add_argument_group("texts, by the checkpoint's tokenizer")
     texts.add_argument("--text", nargs="+", metavar="FILE", help="JSON lines, .txt or Parquet; a glob is one set")
     texts.add_argument(
@@ -62,21 +70,22 @@ def build_parser() -> Parser:
         help="documents: each by itself, per token, word and byte (default); wikitext: the same, detokenised; lambada: "
         "the last word of each",
     )
-    texts.add_argument("--json-key", metavar="KEY", help="what holds a document's text (default: text)")
+    add_json_key(texts)
     tasks = parser.add_argument_group("tasks of lm-evaluation-harness (pip install 'megatron_tlm[eval]')")
     tasks.add_argument("--tasks", nargs="+", metavar="NAME", help="the harness's tasks, or your own")
     tasks.add_argument("--include-path", metavar="DIR", help="folder of your own tasks' YAML files")
-    tasks.add_argument("--num-fewshot", metavar="N", help="examples before each question (default: the task's)")
-    tasks.add_argument("--limit", metavar="N", help="only the first N documents, of texts too")
+    tasks.add_argument(
+        "--num-fewshot", type=integer(0), metavar="N", help="examples before each question (default: the task's)"
+    )
+    tasks.add_argument("--limit", type=integer(), metavar="N", help="only the first N documents, of texts too")
     how = parser.add_argument_group("how")
-    how.add_argument("--seq-length", metavar="N", help="tokens a window holds (default: the run's seq_length)")
-    how.add_argument("--stride", metavar="N", help="tokens each later window predicts (default: all it holds)")
-    how.add_argument("--micro-batch-size", default="8", metavar="N", help="windows at a time (default: 8)")
+    add_window_flags(how)
+    how.add_argument(
+        "--stride", type=integer(), metavar="N", help="tokens each later window predicts (default: all it holds)"
+    )
     how.add_argument("--dtype", choices=DTYPES, help="default: the run's on a GPU, float32 on a CPU")
     add_layout_flags(how)
-    how.add_argument(
-        "--json", nargs="?", const="-", metavar="FILE", help="results with all settings into FILE, or a line each here"
-    )
+    add_output_flags(how)
     return parser
 
 
@@ -90,24 +99,24 @@ def main(arguments: Sequence[str]) -> int:
 
 def _evaluate(args: Namespace, parallel: ParallelConfig, launch: Launch) -> int:
     # Only now: torch takes a second to import, and a mistyped flag should not wait for it.
-    from megatron_tlm.cli.measuring import Measuring, Wishes
+    from megatron_tlm.cli.measuring import Measuring, Options
 
-    wishes = Wishes(
+    options = Options(
         load=args.load,
-        step=number(args, "ckpt_step", 0),
+        step=args.ckpt_step,
         hashes=not args.no_check_hashes,
-        context=number(args, "seq_length", 1),
-        stride=number(args, "stride", 1),
-        batch=number(args, "micro_batch_size", 1) or 1,
+        context=args.seq_length,
+        stride=args.stride,
+        batch=args.micro_batch_size,
         dtype=args.dtype,
     )
-    measuring = Measuring(wishes, parallel, launch)
+    measuring = Measuring(options, parallel, launch)
     for prefix in args.data_path or ():
-        measuring.pair(prefix, args.split, number(args, "eval_iters", 1))
+        measuring.pair(prefix, args.split, args.eval_iters)
     for pattern in args.text or ():
-        measuring.text(pattern, args.protocol or PROTOCOLS[0], args.json_key or "text", number(args, "limit", 1))
+        measuring.text(pattern, args.protocol or PROTOCOLS[0], text_key(args), args.limit)
     if args.tasks:
-        measuring.tasks(args.tasks, args.include_path, number(args, "num_fewshot", 0), number(args, "limit", 1))
+        measuring.tasks(args.tasks, args.include_path, args.num_fewshot, args.limit)
     measuring.tell(args.json)
     return 0
 
@@ -119,19 +128,16 @@ def _check(args: Namespace) -> None:
     for name, owners in _BELONGS.items():
         value = getattr(args, name)
         if value is not None and not any(getattr(args, owner) for owner in owners):
-            needed = " or ".join(flag_of(owner) for owner in owners)
-            raise ConfigError(
-                f"{flag_of(name)} = {value} does nothing without {needed}; give that too, or leave it out"
-            )
-    for name, bound in (("ckpt_step", 0), ("eval_iters", 1), ("micro_batch_size", 1), ("seq_length", 1)):
-        number(args, name, bound)
-    for name, bound in (("stride", 1), ("limit", 1), ("num_fewshot", 0)):
-        number(args, name, bound)
-    if args.json is not None and Path(args.json).is_dir():
-        raise ConfigError(f"--json = {args.json} is a folder; give a file, or nothing for lines on standard output")
+            needed = " or ".join(_flag(owner) for owner in owners)
+            raise ConfigError(f"{_flag(name)} = {value} does nothing without {needed}; give that too, or leave it out")
+    check_json(args.json)
     for word in args.data_path or ():
         if _is_weight(word):
             raise ConfigError(f"--data-path = {word} is a weight and corpora are measured one by one; give prefixes")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _is_weight(word: str) -> bool:

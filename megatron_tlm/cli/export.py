@@ -1,18 +1,18 @@
 """`megatron-tlm export`: a checkpoint in other programs' formats, Hugging Face's and llama.cpp's."""
 
 import re
-import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron_tlm.cli.inspect import size_text
 from megatron_tlm.cli.meter import Meter
+from megatron_tlm.cli.model_flags import LOAD_HELP, add_ckpt_step
+from megatron_tlm.cli.options import note
 from megatron_tlm.config.parser import Parser, program
-from megatron_tlm.config.values import from_flag
 from megatron_tlm.errors import ConfigError, TlmError
+from megatron_tlm.report.scale import size_text
 
 FORMATS = ("hf", "gguf")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -37,8 +37,8 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--format", required=True, choices=FORMATS, help="hf: a Hugging Face directory; gguf: a file for llama.cpp"
     )
-    parser.add_argument("--load", required=True, metavar="DIR", help="folder a run was saved in")
-    parser.add_argument("--ckpt-step", metavar="STEP", help="step to export (default: the newest complete one)")
+    parser.add_argument("--load", required=True, metavar="DIR", help=LOAD_HELP)
+    add_ckpt_step(parser, "export")
     parser.add_argument(
         "--output", "--save-dir", required=True, metavar="PATH", help="new directory (hf) or file (gguf) to write"
     )
@@ -51,14 +51,13 @@ def build_parser() -> Parser:
 def main(arguments: Sequence[str]) -> int:
     """Export and tell what came of it."""
     args = build_parser().parse(arguments)
-    step = None if args.ckpt_step is None else from_flag(args.ckpt_step, int, "--ckpt-step")
     max_file_bytes = parse_size(args.max_shard_size, "--max-shard-size")
     if args.format == "gguf" and args.flavour is not None:
         raise ConfigError(f"--flavour = {args.flavour} is of --format hf alone; leave it out")
     # Only now: torch takes a second to import, and a mistyped flag should not wait for it.
     from megatron_tlm.checkpoint.load import find
 
-    source = find(Path(args.load), step, tell=_tell)
+    source = find(Path(args.load), args.ckpt_step, tell=note)
     lines = _to_gguf(source, args) if args.format == "gguf" else _to_hugging_face(source, args, max_file_bytes)
     print(f"source  {source}")
     for line in lines:
@@ -73,7 +72,7 @@ def _to_hugging_face(source: Path, args: Namespace, max_file_bytes: int) -> list
     saved = _tokenizer(source)
     tokenizer = tokenizer_files(saved.kind, saved.file, saved.end_id, positions_of(saved.config))
     if tokenizer is None:
-        _tell("no tokenizer was saved with this checkpoint, so none is written")
+        note("no tokenizer was saved with this checkpoint, so none is written")
     with Meter("exporting") as meter:
         exported = export_hugging_face(
             source,
@@ -85,7 +84,7 @@ def _to_hugging_face(source: Path, args: Namespace, max_file_bytes: int) -> list
             progress=meter,
         )
     told = f"target  {exported.path}: {exported.flavour}, {size_text(exported.weight_bytes)} of weights"
-    return [told, f"        {', '.join(exported.files)}", *(f"note    {note}" for note in exported.notes)]
+    return [told, f"        {', '.join(exported.files)}", *(f"note    {told}" for told in exported.notes)]
 
 
 def _to_gguf(source: Path, args: Namespace) -> list[str]:
@@ -102,7 +101,7 @@ def _to_gguf(source: Path, args: Namespace) -> list[str]:
             progress=meter,
         )
     told = f"target  {exported.path}: {exported.architecture}, {size_text(exported.weight_bytes)} of weights"
-    return [told, *(f"note    {note}" for note in exported.notes)]
+    return [told, *(f"note    {told}" for told in exported.notes)]
 
 
 def parse_size(text: str, flag: str) -> int:
@@ -137,7 +136,7 @@ def _tokenizer(source: Path) -> _Saved:
         try:
             end_id = load_tokenizer(kind, file).eod_id
         except TlmError as error:
-            _tell(f"the tokenizer has no end of text that is known ({error})")
+            note(f"the tokenizer has no end of text that is known ({error})")
     return _Saved(kind, file, end_id, config)
 
 
@@ -145,7 +144,3 @@ def _dtype(name: str | None) -> Any:
     import torch
 
     return getattr(torch, name) if name else None
-
-
-def _tell(sentence: str) -> None:
-    print(f"note: {sentence}", file=sys.stderr, flush=True)

@@ -1,12 +1,12 @@
 """`plan --from-run LOGDIR`: what a run's stages took beside what was planned for them, and whether to cut otherwise."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from megatron_tlm.cli.files import writing
 from megatron_tlm.cli.stage_table import duration
 from megatron_tlm.config.flags import Flags
 from megatron_tlm.config.load import load
@@ -15,13 +15,13 @@ from megatron_tlm.errors import PlanError
 from megatron_tlm.plan.build import Plan, build_plan
 from megatron_tlm.plan.feedback import Feedback, compare, medians
 from megatron_tlm.plan.measured import PipelineSeconds, read_scalars
+from megatron_tlm.report.read import CONFIG_NAME, EVENTS_NAME, METRICS_NAME, records
 
-CONFIG_NAME, METRICS_NAME, EVENTS_NAME = "config.yaml", "metrics.jsonl", "events.jsonl"
 WORTH_IT = 0.01  # what a step must gain by another cut for it to be called better
 
 
 @dataclass(frozen=True)
-class RunLog:
+class MeasuredRun:
     """What a log folder says of a run since it was last started."""
 
     folder: Path
@@ -34,7 +34,7 @@ class RunLog:
     pipeline: PipelineSeconds | None
 
 
-def read_run(folder: Path, flags: Flags) -> RunLog:
+def read_measured(folder: Path, flags: Flags) -> MeasuredRun:
     """PlanError for a folder that holds no run, or none that has logged anything since its last start.
 
     `flags` outweigh the run's own configuration, which helps where its files have moved.
@@ -43,7 +43,7 @@ def read_run(folder: Path, flags: Flags) -> RunLog:
         if not (folder / name).is_file():
             raise PlanError(f"--from-run = {folder} holds no {name}, 1 of 3 files of a run; give its --log-dir")
     config = load(replace(flags, config=flags.config or str(folder / CONFIG_NAME)))
-    starts = [record for record in _records(folder / EVENTS_NAME) if record.get("event") == "start"]
+    starts = [record for record in records(folder / EVENTS_NAME) if record.get("event") == "start"]
     if not starts:
         raise PlanError(f"--from-run = {folder / EVENTS_NAME} tells of 0 starts; give the --log-dir of a run")
     start = starts[-1]
@@ -54,7 +54,7 @@ def read_run(folder: Path, flags: Flags) -> RunLog:
         )
     steps = [
         record
-        for record in _records(folder / METRICS_NAME)
+        for record in records(folder / METRICS_NAME)
         if "loss" in record and "seconds" in record and record["step"] > start["step"]
     ]
     # The first step allocates, here as in what the stages measure.
@@ -69,7 +69,7 @@ def read_run(folder: Path, flags: Flags) -> RunLog:
             f"--from-run = {folder / METRICS_NAME} has 0 records of the stages' times since step {start['step']}; they "
             f"come every {config.logging.log_interval} steps (--log-interval)"
         )
-    return RunLog(
+    return MeasuredRun(
         folder=folder,
         config=config,
         vocab_size=start["model"]["vocab_size"],
@@ -81,27 +81,17 @@ def read_run(folder: Path, flags: Flags) -> RunLog:
     )
 
 
-def _records(path: Path) -> Iterator[dict[str, Any]]:
-    """A line that a kill cut short is passed over."""
-    for text in path.read_text(encoding="utf-8").splitlines():
-        try:
-            record = json.loads(text)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            yield record
-
-
 def tell(folder: Path, flags: Flags, *, as_json: bool, target: Path | None) -> int:
     """Print the comparison; the measured coefficients go to `target`, a profile for --hardware-profile."""
-    run = read_run(folder, flags)
+    run = read_measured(folder, flags)
     plan = build_plan(run.config, run.vocab_size, data=run.data)
     objective = run.config.parallel.pipeline_objective
     feedback = None if run.pipeline is None else compare(plan, run.pipeline, run.step_seconds, objective)
     if target is not None:
         if feedback is None:
             raise PlanError("--profile = nothing to fit in a run of 1 stage; measure the units without --from-run")
-        feedback.profile.save(target)
+        with writing("--profile", target):
+            feedback.profile.save(target)
     if as_json:
         print(json.dumps(to_json(run, plan, feedback)))
         return 0
@@ -111,7 +101,7 @@ def tell(folder: Path, flags: Flags, *, as_json: bool, target: Path | None) -> i
     return 0
 
 
-def lines(run: RunLog, plan: Plan, feedback: Feedback | None) -> list[str]:
+def lines(run: MeasuredRun, plan: Plan, feedback: Feedback | None) -> list[str]:
     """A row per stage, the step as a whole, and what the measurements speak for."""
     grid = plan.grid
     told = [
@@ -146,7 +136,7 @@ def _stage_rows(feedback: Feedback) -> list[str]:
     return [*rows, f"bubble {mean:.1%} measured, {planned_mean:.1%} planned, mean of the stages"]
 
 
-def _step_line(run: RunLog, plan: Plan) -> str:
+def _step_line(run: MeasuredRun, plan: Plan) -> str:
     tokens = plan.workload.tokens * plan.micro_batches * plan.grid.data
     measured = f"step {duration(run.step_seconds)}, {tokens / run.step_seconds:,.0f} tokens/s measured"
     if plan.step_seconds is None or plan.tokens_per_second is None:
@@ -178,7 +168,7 @@ def cut_flag(plan: Plan) -> str:
     return f"--pipeline-cuts {' '.join(starts)}"
 
 
-def to_json(run: RunLog, plan: Plan, feedback: Feedback | None) -> dict[str, Any]:
+def to_json(run: MeasuredRun, plan: Plan, feedback: Feedback | None) -> dict[str, Any]:
     """The same for programs; seconds and shares."""
     own = feedback.plan if feedback else plan
     told: dict[str, Any] = {

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron_tlm.cli.inspect import runs, size_text
+from megatron_tlm.cli.inspect import runs
 from megatron_tlm.cli.meter import Meter
 from megatron_tlm.config.parser import Parser, program
+from megatron_tlm.report.scale import size_text
 
 EXAMPLES = """\
 examples:

@@ -1,15 +1,16 @@
 """`megatron-tlm inspect`: what a checkpoint is, what it lacks, and in what it differs from another."""
 
 import json
-import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from megatron_tlm.cli.model_flags import add_ckpt_step
+from megatron_tlm.cli.options import note
 from megatron_tlm.config.parser import Parser, program
-from megatron_tlm.config.values import from_flag
+from megatron_tlm.report.scale import size_text
 
 if TYPE_CHECKING:
     from megatron_tlm.checkpoint.compare import Difference
@@ -34,22 +35,21 @@ something is missing, damaged or, with --diff, different.
 def build_parser() -> Parser:
     parser = Parser(prog=program("inspect"), description=__doc__, epilog=EXAMPLES)
     parser.add_argument("checkpoint", metavar="CKPT", help="folder a run was saved in, or one of its step-* folders")
-    parser.add_argument("--ckpt-step", metavar="STEP", help="step to look at (default: the newest complete one)")
+    add_ckpt_step(parser, "look at")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument("--diff", metavar="OTHER", help="compare with another checkpoint, whatever its layout")
     parser.add_argument("--no-check-hashes", action="store_true", help="look at the files' lengths alone")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser
 
 
 def main(arguments: Sequence[str]) -> int:
     """Describe or compare as asked."""
     args = build_parser().parse(arguments)
-    step = None if args.ckpt_step is None else from_flag(args.ckpt_step, int, "--ckpt-step")
     # Only now: torch takes a second to import, and a mistyped flag should not wait for it.
     from megatron_tlm.checkpoint.describe import describe
 
-    description = describe(Path(args.checkpoint), step, tell=_tell, hashes=not args.no_check_hashes)
+    description = describe(Path(args.checkpoint), args.ckpt_step, tell=note, hashes=not args.no_check_hashes)
     if args.diff is not None:
         return _diff(args, description)
     record = description.to_json()
@@ -109,14 +109,6 @@ def runs(widths: Sequence[int]) -> str:
     return ", ".join(f"{width}" if count == 1 else f"{width} x {count}" for width, count in groups)
 
 
-def size_text(size_bytes: int) -> str:
-    """`1.5 GB`, decimal units as in a disk's."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size_bytes >= scale:
-            return f"{size_bytes / scale:.1f} {unit}"
-    return f"{size_bytes} bytes"
-
-
 def _tensors(description: "Description") -> Iterator[tuple[str, Any]]:
     return ((f"{role}/{name}", record) for (name, role), record in description.manifest.tensors.items())
 
@@ -141,6 +133,7 @@ def _diff(args: Namespace, description: "Description") -> int:
     from megatron_tlm.checkpoint.compare import differences, fact_differences
     from megatron_tlm.checkpoint.load import Reader
     from megatron_tlm.cli.meter import Meter
+    from megatron_tlm.train.logs.records import finite
 
     with Reader(description.path) as ours, Reader(_other(args)) as theirs:
         facts = fact_differences(ours.manifest.facts, theirs.manifest.facts)
@@ -148,7 +141,7 @@ def _diff(args: Namespace, description: "Description") -> int:
             found = list(differences(ours, theirs, progress=meter))
         paths, count = (ours.path, theirs.path), len(ours.manifest.tensors.keys() | theirs.manifest.tensors.keys())
     if args.json:
-        listed = {"facts": [list(item) for item in facts], "tensors": [_finite(asdict(item)) for item in found]}
+        listed = {"facts": [list(item) for item in facts], "tensors": [finite(asdict(item)) for item in found]}
         print(json.dumps({"paths": [str(path) for path in paths], "compared": count, **listed}))
     else:
         _print_diff(paths, facts, found, count, everything=args.tensors)
@@ -158,7 +151,7 @@ def _diff(args: Namespace, description: "Description") -> int:
 def _other(args: Namespace) -> Path:
     from megatron_tlm.checkpoint.load import find
 
-    return find(Path(args.diff), tell=_tell, hashes=not args.no_check_hashes)
+    return find(Path(args.diff), tell=note, hashes=not args.no_check_hashes)
 
 
 def _print_diff(
@@ -183,12 +176,3 @@ def _print_diff(
     if len(ordered) > _SHOWN and not everything:
         print(f"        and {len(ordered) - _SHOWN} more; --tensors lists all")
     print(f"        {count - len(found)} of {count} tensors are equal")
-
-
-def _finite(record: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity: a difference without bound becomes null."""
-    return {key: None if value == float("inf") else value for key, value in record.items()}
-
-
-def _tell(sentence: str) -> None:
-    print(f"note: {sentence}", file=sys.stderr, flush=True)

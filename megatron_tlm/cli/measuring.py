@@ -3,12 +3,11 @@
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -16,7 +15,8 @@ from megatron_tlm import __version__
 from megatron_tlm.checkpoint.manifest import MANIFEST_NAME
 from megatron_tlm.checkpoint.tensor_file import hash_file
 from megatron_tlm.cli.countdown import Countdown
-from megatron_tlm.cli.results import Record, heading, table, write_json
+from megatron_tlm.cli.options import note
+from megatron_tlm.cli.results import Record, heading, table, tell_results
 from megatron_tlm.config.launch import Launch
 from megatron_tlm.config.schema import ParallelConfig
 from megatron_tlm.data.documents import read_chunks
@@ -40,13 +40,10 @@ from megatron_tlm.evaluation.protocols import (
 )
 from megatron_tlm.evaluation.restore import load_model
 from megatron_tlm.evaluation.score import Score, Scorer
-from megatron_tlm.train.survival.agree import agree
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Wishes:
+class Options:
     """Which model, and through what windows; None leaves it to the checkpoint."""
 
     load: str
@@ -61,13 +58,13 @@ class Wishes:
 class Measuring:
     """A model on all ranks of a launch, and the records of what was measured so far. Collective throughout."""
 
-    def __init__(self, wishes: Wishes, parallel: ParallelConfig, launch: Launch) -> None:
-        self._launch, self._batch = launch, wishes.batch
-        dtype = None if wishes.dtype is None else getattr(torch, wishes.dtype)
+    def __init__(self, options: Options, parallel: ParallelConfig, launch: Launch) -> None:
+        self._launch, self._batch = launch, options.batch
+        dtype = None if options.dtype is None else getattr(torch, options.dtype)
         self._restored = load_model(
-            wishes.load, wishes.step, dtype, tell=say, hashes=wishes.hashes, parallel=parallel, launch=launch
+            options.load, options.step, dtype, tell=note, hashes=options.hashes, parallel=parallel, launch=launch
         )
-        self._windows = self._together(lambda: self._choose_windows(wishes))
+        self._windows = self._restored.together(lambda: self._choose_windows(options))
         self._records: list[Record] = []
         self._tables: list[str] = []
 
@@ -87,7 +84,7 @@ class Measuring:
             data = {"prefix": indexed.prefix, "digest": indexed.digest, "sequences": [sequences.start, sequences.stop]}
             return data, stream_passages(indexed, sequences, self._windows, limit)
 
-        data, passages = self._together(open_pair)
+        data, passages = self._restored.together(open_pair)
         result = total(self._score(passages, prefix))
         self._add(prefix, "stream", data | {"windows": len(passages)}, _numbers(result))
 
@@ -103,14 +100,14 @@ class Measuring:
             files = [{"path": str(source), "sha256": hash_file(source.path).sha256} for source in sources]
             return {"files": files, "json_key": key, "documents": len(texts)}, texts, tokenizer
 
-        data, texts, tokenizer = self._together(open_texts)
+        data, texts, tokenizer = self._restored.together(open_texts)
         if protocol == "lambada":
-            passages = self._together(lambda: last_word_passages(texts, tokenizer, self._windows.context))
+            passages = self._restored.together(lambda: last_word_passages(texts, tokenizer, self._windows.context))
             words = last_words(self._score(passages, pattern))
             self._add(pattern, protocol, data, _word_numbers(words))
             return
         read = wikitext.detokenize if protocol == "wikitext" else str
-        documents = self._together(
+        documents = self._restored.together(
             lambda: document_passages([Document(read(text), text) for text in texts], tokenizer, self._windows)
         )
         result = documents.perplexity(self._score(documents.passages, pattern))
@@ -118,9 +115,9 @@ class Measuring:
 
     def tasks(self, names: Sequence[str], include_path: str | None, num_fewshot: int | None, limit: int | None) -> None:
         """Tasks of lm-evaluation-harness: a record for each, and the harness's own table."""
-        tokenizer = self._together(lambda: self._tokenizer(f"--tasks = {' '.join(names)}"))
-        harness = self._together(_import_harness)
-        manager, found = self._together(lambda: harness.load_tasks(names, include_path))
+        tokenizer = self._restored.together(lambda: self._tokenizer(f"--tasks = {' '.join(names)}"))
+        harness = self._restored.together(_import_harness)
+        manager, found = self._restored.together(lambda: harness.load_tasks(names, include_path))
         model = harness.HarnessModel(
             self._restored.model, tokenizer, self._windows.context, self._batch, self._countdown
         )
@@ -142,39 +139,19 @@ class Measuring:
         """On rank 0 alone: a table, or JSON lines; all settings go into a file."""
         if self._launch.rank:
             return
-        if json_file == "-":
-            write_json(self._records, None)
-            return
         measured = [record for record in self._records if "metrics" not in record]
-        print(
-            "\n\n".join([heading(self._settings()), *([table(measured)] if measured else []), *self._tables]),
-            flush=True,
-        )
-        if json_file is not None:
-            write_json(self._records, Path(json_file))
-
-    def _together(self, action: Callable[[], T]) -> T:
-        return agree(action) if self._launch.world_size > 1 else action()
+        parts = [heading(self._settings()), *([table(measured)] if measured else []), *self._tables]
+        tell_results(self._records, "\n\n".join(parts), json_file)
 
     def _tokenizer(self, asked: str) -> Tokenizer:
-        if self._restored.tokenizer is None:
-            raise ConfigError(
-                f"{asked} cannot be read by {self._restored.path}, which was trained without a tokenizer; give "
-                "--data-path"
-            )
-        return self._restored.tokenizer
+        return self._restored.tokenizer_for(asked, "give --data-path")
 
-    def _choose_windows(self, wishes: Wishes) -> Windows:
-        positions = self._restored.config.model.positions
-        context = wishes.context or self._restored.plan.seq_length
-        if context > positions:
-            raise ConfigError(
-                f"--seq-length = {context} exceeds the model's max_position_embeddings = {positions}; give a shorter "
-                "one"
-            )
-        if wishes.stride is not None:
-            check_stride(context, wishes.stride)
-        return Windows(context, wishes.stride or context)
+    def _choose_windows(self, options: Options) -> Windows:
+        context = options.context or self._restored.plan.seq_length
+        self._restored.check_length("--seq-length", context)
+        if options.stride is not None:
+            check_stride(context, options.stride)
+        return Windows(context, options.stride or context)
 
     def _score(self, passages: Sequence[Passage], name: str) -> list[Score]:
         with self._countdown(name) as countdown:
@@ -254,8 +231,3 @@ def _word_numbers(words: LastWords) -> Record:
         "accuracy": words.accuracy,
         "accuracy_stderr": words.accuracy_error,
     }
-
-
-def say(sentence: str) -> None:
-    """Aside from the results."""
-    print(sentence, file=sys.stderr, flush=True)

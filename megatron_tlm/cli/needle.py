@@ -1,21 +1,31 @@
 """`megatron-tlm needle`: needles in haystacks of any length and depth, asked of a checkpoint."""
 
-import json
-import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from megatron_tlm.cli.layout_flags import add_layout_flags, layout_of, number
-from megatron_tlm.cli.options import check_plot
+from megatron_tlm.cli.countdown import Countdown
+from megatron_tlm.cli.files import check_json, check_plot, writing
+from megatron_tlm.cli.model_flags import (
+    add_checkpoint_flags,
+    add_json_key,
+    add_layout_flags,
+    add_output_flags,
+    layout_of,
+    text_key,
+)
+from megatron_tlm.cli.options import note
 from megatron_tlm.cli.ranks import on_ranks
 from megatron_tlm.config.launch import Launch
-from megatron_tlm.config.parser import Parser, program
+from megatron_tlm.config.parser import Parser, integer, program, real
 from megatron_tlm.config.schema import ParallelConfig
-from megatron_tlm.config.values import from_flag
-from megatron_tlm.errors import ConfigError
+from megatron_tlm.evaluation.needle import KINDS, Example, Kind
+
+if TYPE_CHECKING:
+    from megatron_tlm.data.tokenizers import Tokenizer
+    from megatron_tlm.evaluation.restore import Restored
 
 EXAMPLES = """\
 examples:
@@ -30,94 +40,101 @@ length asked for, to the token. The score is the share of values that the greedy
 was not trained on.
 """
 
-KINDS = ("pass-key", "number", "uuid", "multi-number", "multi-uuid")
+DEPTHS = (0.0, 25.0, 50.0, 75.0, 100.0)
+Cell = tuple[Kind, int, float]
 
 
 def build_parser() -> Parser:
     parser = Parser(prog=program("needle"), description=__doc__, epilog=EXAMPLES)
-    parser.add_argument("--load", required=True, metavar="DIR", help="folder a run was saved in")
-    parser.add_argument("--ckpt-step", metavar="N", help="step to load (default: the newest complete one)")
+    add_checkpoint_flags(parser)
     parser.add_argument("--haystack", required=True, nargs="+", metavar="FILE", help="JSON lines, .txt or Parquet")
+    add_json_key(parser)
     parser.add_argument(
-        "--json-key", default="text", metavar="KEY", help="what holds a document's text (default: text)"
+        "--kinds", nargs="+", choices=KINDS, default=KINDS, metavar="KIND", help=f"{', '.join(KINDS)} (default: all)"
     )
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="what is hidden (default: all)")
-    parser.add_argument("--lengths", nargs="+", metavar="N", help="tokens (default: the run's seq_length)")
     parser.add_argument(
-        "--depths", nargs="+", default=["0", "25", "50", "75", "100"], metavar="PERCENT", help="0 is the text's start"
+        "--lengths", nargs="+", type=integer(), metavar="N", help="tokens (default: the run's seq_length)"
     )
-    parser.add_argument("--samples", default="10", metavar="N", help="texts of each kind, length, depth (default: 10)")
-    parser.add_argument("--seed", default="1234", metavar="N", help="of texts and values (default: 1234)")
+    parser.add_argument(
+        "--depths",
+        nargs="+",
+        type=real(0, 100),
+        default=DEPTHS,
+        metavar="PERCENT",
+        help="0 is the text's start, 100 its end (default: 0 25 50 75 100)",
+    )
+    parser.add_argument(
+        "--samples", type=integer(), default=10, metavar="N", help="texts of each kind, length, depth (default: 10)"
+    )
+    parser.add_argument(
+        "--seed", type=integer(0), default=1234, metavar="N", help="of texts and values (default: 1234)"
+    )
     add_layout_flags(parser)
-    parser.add_argument("--plot", metavar="FILE", help="a heat map of each kind: .png, .svg or .pdf")
-    parser.add_argument("--json", action="store_true", help="one JSON object for each cell instead of tables")
+    add_output_flags(parser, picture="a heat map of each kind")
     return parser
 
 
 def main(arguments: Sequence[str]) -> int:
     """Ask as asked: a table of length x depth for each kind, or JSON, on stdout; progress on stderr."""
     args = build_parser().parse(arguments)
-    if args.plot is not None:
-        check_plot(args.plot)
-    for name, bound in (("ckpt_step", 0), ("samples", 1), ("seed", 0)):
-        number(args, name, bound)
+    check_json(args.json)
+    plot = check_plot(args.plot)
     parallel = layout_of(args)
-    _depths(args), _lengths(args)
-    return on_ranks(partial(_ask, args, parallel), parallel)
+    return on_ranks(partial(_ask, args, plot, parallel), parallel)
 
 
-def _ask(args: Namespace, parallel: ParallelConfig, launch: Launch) -> int:
+def _ask(args: Namespace, plot: Path | None, parallel: ParallelConfig, launch: Launch) -> int:
     # Only now: torch takes a second to import, and a mistyped flag should not wait for it.
     from megatron_tlm.cli.needle_plot import write_needle_plot
-    from megatron_tlm.data.inputs import expand_inputs
-    from megatron_tlm.data.sentencepiece_tokenizer import read_texts
+    from megatron_tlm.cli.results import tell_results
     from megatron_tlm.evaluation.generate import GREEDY, decode
-    from megatron_tlm.evaluation.needle import Haystack, score
+    from megatron_tlm.evaluation.needle import score
     from megatron_tlm.evaluation.restore import load_model
-    from megatron_tlm.train.survival.agree import agree
 
-    restored = load_model(args.load, number(args, "ckpt_step", 0), tell=_say, parallel=parallel, launch=launch)
-    lengths = _lengths(args) or [restored.plan.seq_length]
-    seed, samples = number(args, "seed", 0) or 0, number(args, "samples", 1) or 1
-
-    def hide() -> Any:
-        tokenizer, positions = restored.tokenizer, restored.config.model.positions
-        if tokenizer is None:
-            raise ConfigError(f"--load = {restored.path} was trained without a tokenizer; use a run that had one")
-        if max(lengths) > positions:
-            raise ConfigError(
-                f"--lengths = {max(lengths)} exceeds the model's max_position_embeddings = {positions}; give shorter "
-                "ones"
-            )
-        haystack = Haystack(list(read_texts(expand_inputs(args.haystack), [args.json_key])), tokenizer)
-        cells = [(kind, length, depth) for kind in args.kinds for length in lengths for depth in _depths(args)]
-        return tokenizer, [
-            (cell, [haystack.example(cell[0], cell[1], cell[2] / 100, seed, index) for index in range(samples)])
-            for cell in cells
-        ]
-
-    tokenizer, cells = agree(hide) if launch.world_size > 1 else hide()
+    hashes = not args.no_check_hashes
+    restored = load_model(args.load, args.ckpt_step, tell=note, hashes=hashes, parallel=parallel, launch=launch)
+    tokenizer, cells = restored.together(lambda: _hide(args, restored))
 
     def answer(prompt: Sequence[int], count: int) -> list[int]:
         steps = decode(restored.model, [prompt], [GREEDY], max_new_tokens=count, num_ids=tokenizer.vocab_size)
         return [token for (token,) in steps]
 
-    found = []
-    for done, ((kind, length, depth), examples) in enumerate(cells):
-        if launch.rank == 0 and sys.stderr.isatty():
-            print(
-                f"\r\033[K{kind}, {length} tokens, depth {depth:g} %: {done} of {len(cells)}", end="", file=sys.stderr
-            )
-        scores = [score(example, answer, tokenizer) for example in examples]
-        cell = {"kind": kind, "length": length, "depth": depth, "samples": samples, "seed": seed}
-        found.append(cell | {"score": sum(scores) / len(scores), "model": str(restored.path), "step": restored.step})
+    found: list[dict[str, Any]] = []
+    with Countdown("needles", "text", speaks=launch.rank == 0) as countdown:
+        for kind, length, depth in cells:
+            scores = []
+            for example in cells[kind, length, depth]:
+                scores.append(score(example, answer, tokenizer))
+                countdown(len(found) * args.samples + len(scores), len(cells) * args.samples)
+            cell = {"kind": kind, "length": length, "depth": depth, "samples": args.samples, "seed": args.seed}
+            cell |= {"score": sum(scores) / len(scores), "model": str(restored.path), "step": restored.step}
+            found.append(cell)
     if launch.rank == 0:
-        if sys.stderr.isatty():
-            print("\r\033[K", end="", file=sys.stderr)
-        print("\n".join(map(json.dumps, found)) if args.json else tables(found), flush=True)
-        if args.plot:
-            write_needle_plot(found, Path(args.plot))
+        tell_results(found, tables(found), args.json)
+        if plot is not None:
+            with writing("--plot", plot):
+                write_needle_plot(found, plot)
     return 0
+
+
+def _hide(args: Namespace, restored: "Restored") -> "tuple[Tokenizer, dict[Cell, list[Example]]]":
+    """The texts of every kind, length and depth. TlmError where the model or the haystack is too short for one."""
+    from megatron_tlm.data.documents import read_texts
+    from megatron_tlm.data.inputs import expand_inputs
+    from megatron_tlm.evaluation.needle import Haystack
+
+    tokenizer = restored.tokenizer_for(f"--haystack = {args.haystack[0]}", "give the --load of a run that had one")
+    lengths = args.lengths or [restored.plan.seq_length]
+    restored.check_length("--lengths", max(lengths))
+    haystack = Haystack(list(read_texts(expand_inputs(args.haystack), [text_key(args)])), tokenizer)
+    return tokenizer, {
+        (kind, length, depth): [
+            haystack.example(kind, length, depth / 100, args.seed, index) for index in range(args.samples)
+        ]
+        for kind in args.kinds
+        for length in lengths
+        for depth in args.depths
+    }
 
 
 def tables(found: Sequence[dict[str, Any]]) -> str:
@@ -130,23 +147,3 @@ def tables(found: Sequence[dict[str, Any]]) -> str:
         for length in dict.fromkeys(length for length, _ in cells):
             lines.append(f"{length:>7} tokens" + "".join(f"{100 * cells[length, depth]:11.1f}" for depth in depths))
     return "\n".join(lines)
-
-
-def _depths(args: Namespace) -> list[float]:
-    depths = [float(from_flag(text, float, "--depths")) for text in args.depths]
-    for depth in depths:
-        if not 0 <= depth <= 100:
-            raise ConfigError(f"--depths = {depth:g} lies outside 0..100 percent; give one inside")
-    return list(dict.fromkeys(depths))
-
-
-def _lengths(args: Namespace) -> list[int]:
-    lengths = [int(from_flag(text, int, "--lengths")) for text in args.lengths or ()]
-    for length in lengths:
-        if length < 1:
-            raise ConfigError(f"--lengths = {length} is below 1; give tokens")
-    return list(dict.fromkeys(lengths))
-
-
-def _say(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)

@@ -1,17 +1,24 @@
 """`megatron-tlm novelty`: how new what each layer writes into the residual stream is, layer by layer."""
 
-import json
 from argparse import Namespace
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from megatron_tlm.cli.layout_flags import add_layout_flags, layout_of, number
-from megatron_tlm.cli.options import check_plot
+from megatron_tlm.cli.files import check_json, check_plot, writing
+from megatron_tlm.cli.model_flags import (
+    LOAD_HELP,
+    add_json_key,
+    add_layout_flags,
+    add_output_flags,
+    add_step_flags,
+    add_window_flags,
+    layout_of,
+)
 from megatron_tlm.cli.ranks import on_ranks
 from megatron_tlm.config.launch import Launch
-from megatron_tlm.config.parser import Parser, program
+from megatron_tlm.config.parser import Parser, integer, program
 from megatron_tlm.config.schema import ParallelConfig
 from megatron_tlm.errors import ConfigError
 
@@ -33,43 +40,49 @@ While a model trains: --novelty-interval of `megatron-tlm train`.
 def build_parser() -> Parser:
     parser = Parser(prog=program("novelty"), description=__doc__, epilog=EXAMPLES)
     model = parser.add_mutually_exclusive_group(required=True)
-    model.add_argument("--load", metavar="DIR", help="folder a run was saved in")
+    model.add_argument("--load", metavar="DIR", help=LOAD_HELP)
     model.add_argument("--hugging-face", metavar="DIR", help="a Hugging Face model's directory")
-    parser.add_argument("--ckpt-step", metavar="N", help="with --load: step to load (default: the newest complete one)")
+    add_step_flags(parser)
     parser.add_argument(
         "--trust-remote-code", action="store_true", help="with --hugging-face: run the code that comes with the model"
     )
     text = parser.add_mutually_exclusive_group(required=True)
     text.add_argument("--data-path", metavar="PREFIX", help="prefix of a .bin/.idx pair")
     text.add_argument("--text", metavar="FILE", help="JSON lines, .txt or Parquet, read by the model's tokenizer")
+    add_json_key(parser)
     parser.add_argument(
-        "--json-key", default="text", metavar="KEY", help="what holds a document's text (default: text)"
+        "--num-tokens", type=integer(), default=65536, metavar="N", help="tokens to measure on (default: 65536)"
     )
-    parser.add_argument("--num-tokens", default="65536", metavar="N", help="tokens to measure on (default: 65536)")
-    parser.add_argument("--seq-length", metavar="N", help="tokens of a window (default: the run's; Hugging Face: 1024)")
-    parser.add_argument("--micro-batch-size", default="8", metavar="N", help="windows at a time (default: 8)")
+    add_window_flags(parser, "the run's; of Hugging Face 1024")
     add_layout_flags(parser)
-    parser.add_argument("--plot", metavar="FILE", help="a picture: .png, .svg or .pdf")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    add_output_flags(parser, picture="both cosines over the layers")
     return parser
 
 
 def main(arguments: Sequence[str]) -> int:
     """Measure as asked: a table or JSON on stdout."""
     args = build_parser().parse(arguments)
-    for name in ("ckpt_step", "num_tokens", "seq_length", "micro_batch_size"):
-        number(args, name, 0 if name == "ckpt_step" else 1)
-    if args.plot is not None:
-        check_plot(args.plot)
-    if args.trust_remote_code and not args.hugging_face:
-        raise ConfigError("--trust-remote-code = true does nothing with --load; leave it out")
+    check_json(args.json)
+    plot = check_plot(args.plot)
+    _check(args)
     parallel = layout_of(args)
-    return on_ranks(partial(_measure, args, parallel), parallel)
+    return on_ranks(partial(_measure, args, plot, parallel), parallel)
 
 
-def _measure(args: Namespace, parallel: ParallelConfig, launch: Launch) -> int:
+def _check(args: Namespace) -> None:
+    """ConfigError for flags of the other kind of model, or of the other kind of text."""
+    if args.load and args.trust_remote_code:
+        raise ConfigError("--trust-remote-code = true does nothing with --load; leave it out")
+    if args.hugging_face and (args.ckpt_step is not None or args.no_check_hashes):
+        raise ConfigError("--ckpt-step, --no-check-hashes do nothing with --hugging-face; leave them out")
+    if args.json_key is not None and args.text is None:
+        raise ConfigError(f"--json-key = {args.json_key} does nothing without --text; leave it out")
+
+
+def _measure(args: Namespace, plot: Path | None, parallel: ParallelConfig, launch: Launch) -> int:
     # Only now: torch takes a second to import, and a mistyped flag should not wait for it.
     from megatron_tlm.cli.novelty_model import of_checkpoint, of_hugging_face
+    from megatron_tlm.cli.results import tell_results
 
     if args.hugging_face and launch.world_size > 1:
         raise ConfigError(
@@ -78,11 +91,12 @@ def _measure(args: Namespace, parallel: ParallelConfig, launch: Launch) -> int:
         )
     found = of_hugging_face(args) if args.hugging_face else of_checkpoint(args, parallel, launch)
     if launch.rank == 0:
-        print(json.dumps(found) if args.json else table(found), flush=True)
-        if args.plot:
+        tell_results([found], table(found), args.json)
+        if plot is not None:
             from megatron_tlm.cli.novelty_plot import write_novelty_plot
 
-            write_novelty_plot(found, Path(args.plot))
+            with writing("--plot", plot):
+                write_novelty_plot(found, plot)
     return 0
 
 
@@ -96,4 +110,6 @@ def table(found: dict[str, Any]) -> str:
         lines.append(f"{layer:5d} {block:10.4f} {mlp:10.4f}")
     shown = ("none" if r is None else f"{r:.2f}" for r in (found["pearson_block"], found["pearson_mlp"]))
     lines.append("r with depth: rho_block {}, rho_mlp {}".format(*shown))
+    if len(found["rho_mlp"]) < 3:
+        lines[-1] += "; 3 layers are the fewest that have one"
     return "\n".join(lines)

@@ -2,15 +2,12 @@
 
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 
 from megatron_tlm.config.dump import dump, dump_differences
 from megatron_tlm.config.flags import NOTES, add_config_flags
 from megatron_tlm.config.parser import Parser, program
 from megatron_tlm.config.schema import Config
 from megatron_tlm.errors import ConfigError
-
-PLOT_ENDINGS = (".png", ".svg", ".pdf")
 
 
 def config_parser(command: str, text: str, examples: str) -> Parser:
@@ -28,10 +25,15 @@ def shown_config(config: Config, *, whole: bool) -> str:
     return dump(config) if whole else dump_differences(config)
 
 
-def tell(notes: Iterable[str]) -> None:
+def note(sentence: str) -> None:
     """Notes go to stderr, which leaves stdout to what was asked for."""
-    for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+    print(f"note: {sentence}", file=sys.stderr, flush=True)
+
+
+def tell(notes: Iterable[str]) -> None:
+    """Each as a note."""
+    for sentence in notes:
+        note(sentence)
 
 
 def vocab_size(config: Config) -> int:
@@ -61,12 +63,3 @@ def vocab_size(config: Config) -> int:
 def speaks_unicode() -> bool:
     """Whether standard output can show the bars of the plan."""
     return (sys.stdout.encoding or "ascii").lower().startswith("utf")
-
-
-def check_plot(name: str) -> None:
-    """ConfigError where the plot would end up elsewhere: matplotlib adds .png to a name without an ending."""
-    target = Path(name)
-    if target.suffix.lower() not in PLOT_ENDINGS or target.is_dir() or not target.parent.is_dir():
-        raise ConfigError(
-            f"--plot = {name or '(empty)'} cannot be written; give the path of a {', '.join(PLOT_ENDINGS)} file"
-        )

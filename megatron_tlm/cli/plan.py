@@ -8,8 +8,9 @@ from pathlib import Path
 
 from megatron_tlm.cli import from_run
 from megatron_tlm.cli.failure import USER_ERROR
-from megatron_tlm.cli.options import check_plot, config_parser, shown_config, speaks_unicode, tell, vocab_size
-from megatron_tlm.cli.plan_profile import check_target, measure
+from megatron_tlm.cli.files import check_file, check_plot, writing
+from megatron_tlm.cli.options import config_parser, shown_config, speaks_unicode, tell, vocab_size
+from megatron_tlm.cli.plan_profile import measure
 from megatron_tlm.cli.plan_table import describe
 from megatron_tlm.cli.stage_table import compare_lines, search_lines, stage_lines
 from megatron_tlm.config.check import check
@@ -17,11 +18,10 @@ from megatron_tlm.config.dump import as_mapping
 from megatron_tlm.config.flags import read_flags
 from megatron_tlm.config.launch import read_launch
 from megatron_tlm.config.load import load, notes
-from megatron_tlm.config.parser import Parser
+from megatron_tlm.config.parser import Parser, integer
 from megatron_tlm.config.schema import Config, ParallelConfig
-from megatron_tlm.config.values import from_flag
 from megatron_tlm.errors import ConfigError, PlanError
-from megatron_tlm.plan.build import Plan, build_plan
+from megatron_tlm.plan.build import build_plan
 from megatron_tlm.plan.compare import Rival, rivals
 from megatron_tlm.plan.explain import explain
 from megatron_tlm.plan.hardware import find_hardware, parse_bytes
@@ -50,9 +50,10 @@ def main(arguments: Sequence[str]) -> int:
     parser = build_parser()
     namespace = parser.parse(arguments)
     flags = read_flags(namespace)
+    target = None if namespace.profile is None else check_file("--profile", namespace.profile)
+    plot = check_plot(namespace.plot)
     if namespace.from_run is not None:
         # Its configuration is the run's own.
-        target = None if namespace.profile is None else check_target(namespace.profile)
         return from_run.tell(Path(namespace.from_run), flags, as_json=namespace.json, target=target)
     config = load(flags)
     tell(notes(flags, config))
@@ -65,15 +66,17 @@ def main(arguments: Sequence[str]) -> int:
         )
     data = check(config, _world_size(namespace, config.parallel))
     check_deepspeed(config)
-    if namespace.profile is not None:
-        return measure(config, data, check_target(namespace.profile))
-    if namespace.plot is not None:
-        check_plot(namespace.plot)
+    if target is not None:
+        return measure(config, data, target)
     config = _with_global_batch(config, data)
     plan = build_plan(config, vocab_size(config), data=data)
     found = rivals(plan) if namespace.compare else ()
-    if namespace.plot is not None:
-        _plot(plan, Path(namespace.plot))
+    if plot is not None:
+        # Only now: matplotlib takes a second to import.
+        from megatron_tlm.cli.plan_plot import write_plan_plot
+
+        with writing("--plot", plot):
+            write_plan_plot(plan, plot)
     if namespace.json:
         told: dict[str, object] = {"compare": [_rival_json(rival) for rival in found]} if found else {}
         told |= {"config": as_mapping(config)} if namespace.show_config else {}
@@ -108,11 +111,15 @@ def build_parser() -> Parser:
     # Megatron's own --profile starts a profiler in training; here it measures.
     group = parser.add_argument_group("plan", conflict_handler="resolve")
     group.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    group.add_argument("--world-size", metavar="N", help="ranks of the run (default: tensor x pipeline)")
+    group.add_argument(
+        "--world-size", type=integer(), metavar="N", help="ranks of the run (default: tensor x pipeline)"
+    )
     group.add_argument("--compare", action="store_true", help="cut by the rules of DeepSpeed and Megatron as well")
-    group.add_argument("--plot", metavar="FILE", help="draw the taper by stage and a step as a Gantt chart")
+    group.add_argument(
+        "--plot", metavar="FILE", help="draw the taper by stage and a step as a Gantt chart: .png, .svg or .pdf"
+    )
     group.add_argument("--search", action="store_true", help="rank every layout on --gpus devices instead")
-    group.add_argument("--gpus", metavar="N", help="devices to search layouts for")
+    group.add_argument("--gpus", type=integer(), metavar="N", help="devices to search layouts for")
     group.add_argument(
         "--profile", metavar="FILE", help="measure the units on this device instead, and store the times"
     )
@@ -128,7 +135,7 @@ def _search(namespace: argparse.Namespace, config: Config) -> int:
     """Every layout on so many devices; an H100 where no --hardware is given."""
     if namespace.gpus is None:
         raise ConfigError("--search = true needs 1 device or more to search for; give --gpus N")
-    devices = int(from_flag(namespace.gpus, int, "--gpus"))
+    devices = namespace.gpus
     hardware = find_hardware(config.parallel.hardware or DEFAULT_HARDWARE)
     limit = parse_bytes(config.parallel.gpu_memory) if config.parallel.gpu_memory else None
     shape = build_shape(config, vocab_size(config))
@@ -146,18 +153,6 @@ def _search(namespace: argparse.Namespace, config: Config) -> int:
             "them, or give more --gpus"
         )
     return 0
-
-
-def _plot(plan: Plan, target: Path) -> None:
-    # Only now: matplotlib takes a second to import.
-    from megatron_tlm.cli.plan_plot import write_plan_plot
-
-    try:
-        write_plan_plot(plan, target)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"--plot = {target} cannot be written ({error}); give the path of a .png, .svg or .pdf"
-        ) from error
 
 
 def _rival_json(rival: Rival) -> dict[str, object]:
@@ -178,7 +173,4 @@ def _world_size(namespace: argparse.Namespace, parallel: ParallelConfig) -> int:
         # Alone, --profile measures for others; under torchrun it is the world that is going to train.
         started = read_launch().world_size if namespace.profile is not None else 1
         return smallest if started == 1 else started
-    size = int(from_flag(namespace.world_size, int, "--world-size"))
-    if size < 1:
-        raise ConfigError(f"--world-size = {size} is below 1; give the number of ranks")
-    return size
+    return int(namespace.world_size)

@@ -1,31 +1,23 @@
 """`plan --profile FILE`: units and messages measured on the device at hand, by one process or under torchrun."""
 
-import os
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+from megatron_tlm.cli.files import writing
 from megatron_tlm.cli.options import vocab_size
 from megatron_tlm.cli.stage_table import duration
 from megatron_tlm.config.launch import read_launch
 from megatron_tlm.config.schema import Config
-from megatron_tlm.errors import ConfigError
 from megatron_tlm.plan.build import Plan, build_plan
 from megatron_tlm.plan.hardware import Profile
+from megatron_tlm.report.scale import size_text
 
 TIMEOUT = timedelta(minutes=10)
 UNMEASURED = (
     "messages between stages were not measured: that takes two GPUs, and one process has one; "
     "torchrun --nproc-per-node 2 -m megatron_tlm plan ... --profile FILE measures them too"
 )
-
-
-def check_target(name: str) -> Path:
-    """ConfigError where no profile can be written."""
-    target = Path(name)
-    if not target.name or target.is_dir() or not os.access(target.parent, os.W_OK):
-        raise ConfigError(f"--profile = {name} cannot be written; give a file in a folder that is there")
-    return target
 
 
 def measure(config: Config, data: int, target: Path) -> int:
@@ -63,6 +55,7 @@ def _measured_alone(config: Config, plan: Plan) -> Profile:
 
 
 def measured_together(config: Config, plan: Plan, world_size: int) -> Profile:
+    """By all ranks of a launch at once, as they would train; collective."""
     from megatron_tlm.evaluation.measure_messages import measure_messages
     from megatron_tlm.evaluation.measure_units import measure_units
     from megatron_tlm.train.engines.build import choose_backend, training_device
@@ -77,12 +70,14 @@ def measured_together(config: Config, plan: Plan, world_size: int) -> Profile:
 
 
 def tell(profile: Profile, target: Path) -> None:
-    profile.save(target)
+    """Stores the profile, shows what is in it, and says how to use it."""
+    with writing("--profile", target):
+        profile.save(target)
     for unit in profile.units:
         width = f" of {unit.width}" if unit.width else ""
         print(f"{unit.kind + width:16} forward {duration(unit.forward):>8}  backward {duration(unit.backward):>8}")
     if profile.message_bandwidth:
-        print(f"message          {duration(profile.message_latency)} + {profile.message_bandwidth / 1e9:.3g} GB/s")
+        print(f"message          {duration(profile.message_latency)} + {size_text(profile.message_bandwidth)}/s")
     else:
         print(f"message          {UNMEASURED}")
     print(f"{target}: {profile.device}; use it with --hardware-profile {target}")

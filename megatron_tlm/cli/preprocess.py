@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from megatron_tlm.config.megatron import REFUSED, REFUSED_VALUES, VALUE_ALIASES
-from megatron_tlm.config.parser import Parser, program
+from megatron_tlm.config.parser import Parser, integer, program
 from megatron_tlm.data.documents import MAX_LINE_BYTES
 from megatron_tlm.data.inputs import KNOWN
 from megatron_tlm.data.preprocess import Listener, Options, preprocess
@@ -68,7 +68,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--tokenizer-type", metavar="TYPE", help=f"{', '.join(TYPE_NAMES)} (default: by the file of --tokenizer-model)"
     )
     tokenizer.add_argument("--tokenizer-model", metavar="FILE", help="its .model, tokenizer.json or saved folder")
-    tokenizer.add_argument("--vocab-size", type=int, metavar="N", help="ids of a NullTokenizer")
+    tokenizer.add_argument("--vocab-size", type=integer(), metavar="N", help="ids of a NullTokenizer")
     tokenizer.add_argument("--append-eod", action="store_true", help="end every document with the end-of-document id")
     for flag in NOT_OFFERED:
         tokenizer.add_argument(flag, nargs="+", help=SUPPRESS)
@@ -79,9 +79,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--output-prefix", required=True, metavar="PREFIX", help="writes PREFIX_KEY_document.bin and .idx"
     )
     runtime = parser.add_argument_group("run")
-    runtime.add_argument("--workers", type=int, metavar="N", help="processes (default: one per core)")
+    runtime.add_argument("--workers", type=integer(), metavar="N", help="processes (default: one per core)")
     runtime.add_argument(
-        "--log-interval", type=int, default=1000, metavar="N", help="documents between progress lines (default: 1000)"
+        "--log-interval",
+        type=integer(),
+        default=1000,
+        metavar="N",
+        help="documents between progress lines (default: 1000)",
     )
     runtime.add_argument(
         "--restart", action="store_true", help="start anew where a run of this prefix ended early, not continue it"

@@ -16,9 +16,7 @@ def on_ranks(work: Callable[[Launch], int], parallel: ParallelConfig, doing: str
     if launch.world_size == 1:
         return work(launch)
     # Only now: torch takes a second to import, and one process needs no group.
-    import torch
-
-    from megatron_tlm.comm.groups import init_distributed, new_groups_wait, shutdown
+    from megatron_tlm.comm.groups import default_backend, init_distributed, new_groups_wait, shutdown
     from megatron_tlm.comm.torchrun import stop_with_launcher
     from megatron_tlm.train.survival.leave import leave
     from megatron_tlm.train.survival.whereabouts import Whereabouts
@@ -28,7 +26,7 @@ def on_ranks(work: Callable[[Launch], int], parallel: ParallelConfig, doing: str
     stop_with_launcher()
     timeout = timedelta(minutes=parallel.distributed_timeout_minutes)
     try:
-        backend = parallel.distributed_backend or ("nccl" if torch.cuda.is_available() else "gloo")
+        backend = parallel.distributed_backend or default_backend()
         init_distributed(backend, timeout)
         with new_groups_wait(timeout):
             code = work(launch)

@@ -5,11 +5,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from megatron_tlm.cli.files import check_file, writing
 from megatron_tlm.config.parser import Parser, program
-from megatron_tlm.errors import ConfigError
 from megatron_tlm.report.compare import compare_page, names_of
 from megatron_tlm.report.read import read_run
 from megatron_tlm.report.run import run_page
+from megatron_tlm.report.scale import size_text
 
 REPORT_NAME = "report.html"
 
@@ -38,15 +39,14 @@ def main(arguments: Sequence[str]) -> int:
     """Read, draw, write, and say where."""
     args = build_parser().parse(arguments)
     folders = [Path(name) for name in args.logdir]
+    output = None if args.output is None else check_file("--output", args.output)
     runs = [read_run(folder, name) for folder, name in zip(folders, names_of(folders), strict=True)]
     alone = len(runs) == 1
-    output = Path(args.output) if args.output else Path(folders[0] if alone else ".") / REPORT_NAME
+    output = output or Path(folders[0] if alone else ".") / REPORT_NAME
     made = run_page(runs[0], time.time()) if alone else compare_page(runs, time.time())
-    try:
+    with writing("--output", output):
         _write(made, output)
-    except OSError as error:
-        raise ConfigError(f"--output = {output} cannot be written ({error.strerror}); give another file") from error
-    print(f"{output}: {len(made.encode()) / 1e6:.2f} MB, open it in a browser")
+    print(f"{output}: {size_text(len(made.encode()))}, open it in a browser")
     return 0
 
 

@@ -1,12 +1,12 @@
 """Results of an evaluation as a table for people and as JSON for programs."""
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron_tlm.errors import ConfigError
+from megatron_tlm.cli.files import STANDARD_OUTPUT, writing
+from megatron_tlm.train.logs.records import finite
 
 Record = dict[str, Any]
 
@@ -57,21 +57,20 @@ def write_json(records: Sequence[Record], path: Path | None) -> None:
 
     ConfigError where the file cannot be written.
     """
-    finite = [_finite(record) for record in records]
+    told = [finite(record) for record in records]
     if path is None:
-        for record in finite:
+        for record in told:
             print(json.dumps(record, default=str), flush=True)
         return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(finite, indent=2, default=str) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--json = {path} cannot be written ({error.strerror}); give another file") from error
+    with writing("--json", path):
+        path.write_text(json.dumps(told, indent=2, default=str) + "\n", encoding="utf-8")
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def tell_results(records: Sequence[Record], table_of_all: str, json_file: str | None) -> None:
+    """As --json has it: the table and, with a file, all records in it; or a line of JSON for each record alone."""
+    if json_file == STANDARD_OUTPUT:
+        write_json(records, None)
+        return
+    print(table_of_all, flush=True)
+    if json_file is not None:
+        write_json(records, Path(json_file))

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from itertools import islice
 
 from megatron_tlm.config.nearest import did_you_mean
-from megatron_tlm.config.parser import Parser, program
+from megatron_tlm.config.parser import Parser, integer, program
+from megatron_tlm.data.documents import read_texts
 from megatron_tlm.data.index_format import token_dtype
 from megatron_tlm.data.inputs import expand_inputs
-from megatron_tlm.data.round_trip import PROBES, count_trips, end_of, first_difference, take_trip
-from megatron_tlm.data.sentencepiece_tokenizer import read_texts
+from megatron_tlm.data.round_trip import PROBES, count_trips, end_of, first_difference, pieces, take_trip
 from megatron_tlm.data.tokenizers import TYPE_NAMES, Tokenizer, load_tokenizer, train_sentencepiece
 from megatron_tlm.errors import ConfigError, DataError
 
@@ -44,7 +44,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="PREFIX",
         help="writes PREFIX.model and PREFIX.vocab",
     )
-    parser.add_argument("--vocab-size", type=int, required=True, metavar="N", help="pieces in all")
+    parser.add_argument("--vocab-size", type=integer(), required=True, metavar="N", help="pieces in all")
     parser.add_argument(
         "--character-coverage",
         type=float,
@@ -52,20 +52,20 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="SHARE",
         help="of the characters to give a piece of their own; others become bytes (default: 0.9995)",
     )
-    parser.add_argument("--max-documents", type=int, metavar="N", help="train on N documents chosen at random")
+    parser.add_argument("--max-documents", type=integer(), metavar="N", help="train on N documents chosen at random")
 
 
 def add_inspect_arguments(parser: ArgumentParser) -> None:
     """The flags of `tokenizer inspect`."""
     parser.add_argument("--tokenizer-type", metavar="TYPE", help=f"{', '.join(TYPE_NAMES)} (default: by the file)")
     parser.add_argument("--tokenizer-model", metavar="FILE", help="its .model, tokenizer.json or saved folder")
-    parser.add_argument("--vocab-size", type=int, metavar="N", help="ids of a NullTokenizer")
+    parser.add_argument("--vocab-size", type=integer(), metavar="N", help="ids of a NullTokenizer")
     parser.add_argument("--text", nargs="+", default=[], metavar="TEXT", help="texts to take apart, instead of ours")
     parser.add_argument(
         "--input", nargs="+", default=[], metavar="FILE", help="also count over the texts of these files"
     )
     parser.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY", help="keys to take (default: text)")
-    parser.add_argument("--max-documents", type=int, default=1000, metavar="N", help="of --input (default: 1000)")
+    parser.add_argument("--max-documents", type=integer(), default=1000, metavar="N", help="of --input (default: 1000)")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -99,7 +99,7 @@ def inspect(args: Namespace) -> int:
         verdict = "same" if trip.is_lossless else "CHANGED " + first_difference(trip)
         warning = "; HOLDS THE END-OF-DOCUMENT ID" if trip.holds_end else ""
         print(f"  {name:<27} {trip.text!r}\n  {'':<27} {len(trip.ids)} ids, {verdict}{warning}")
-        print(f"  {'':<27} {[tokenizer.decode([id_]) for id_ in trip.ids]}")
+        print(f"  {'':<27} {' | '.join(pieces(tokenizer, trip.ids))}")
     lossy = [name for name, trip in trips.items() if not trip.is_lossless]
     print("every text comes back as it was" if not lossy else f"not given back as they were: {', '.join(lossy)}")
     if args.input:

@@ -94,6 +94,11 @@ def init_distributed(
         dist.init_process_group(backend, timeout=timeout, rank=rank, world_size=world_size, **meeting)
 
 
+def default_backend() -> str:
+    """For who names none: what the devices of this process talk by."""
+    return "nccl" if torch.cuda.is_available() else "gloo"
+
+
 def lone_store() -> Store:
     """For a world of one process."""
     return HashStore()

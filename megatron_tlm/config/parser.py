@@ -1,12 +1,14 @@
 """argparse, made to fail in one sentence, to know both spellings of a flag and never to guess one."""
 
 import argparse
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from megatron_tlm.config.hints import NO_FLAG, other_name
 from megatron_tlm.config.nearest import nearest
+from megatron_tlm.config.values import from_flag
 from megatron_tlm.errors import ConfigError
 
 # How like a flag's name another word has to be: one that --help shows, and one that it keeps to itself.
@@ -44,8 +46,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         match = re.match(r"argument ([^:]+): (.*)", message)
-        text = f"{match[1]}: {match[2]}" if match else message
-        raise ConfigError(self._together([*self._told, f"{text}; see `{self.prog} --help`"]))
+        if match and match[2].startswith("= "):  # of a `type` that knows the way out
+            text = f"{match[1]} {match[2]}"
+        else:
+            text = f"{match[1]}: {match[2]}" if match else message
+            text += f"; see `{self.prog} --help`"
+        raise ConfigError(self._together([*self._told, text]))
 
     def visible_flags(self) -> tuple[str, ...]:
         """The flags that `--help` shows."""
@@ -78,6 +84,39 @@ class Parser(argparse.ArgumentParser):
         if word.endswith((".yaml", ".yml")) and "--config" in self._option_string_actions:
             return f"stands without a flag; write --config {word}"
         return f"stands without a flag; see `{self.prog} --help`"
+
+
+def integer(least: int = 1) -> Callable[[str], int]:
+    """The `type` of a flag that takes an integer of at least `least`."""
+
+    def read(text: str) -> int:
+        value: int = _read(text, int)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"= {value} is below {least}; give {least} or more")
+        return value
+
+    return read
+
+
+def real(least: float = -math.inf, most: float = math.inf) -> Callable[[str], float]:
+    """The `type` of a flag that takes a finite number from `least` to `most`."""
+
+    def read(text: str) -> float:
+        value: float = _read(text, float)
+        if value < least and most == math.inf:
+            raise argparse.ArgumentTypeError(f"= {value:g} is below {least:g}; give {least:g} or more")
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"= {value:g} lies outside {least:g}..{most:g}; give one inside")
+        return value
+
+    return read
+
+
+def _read(text: str, kind: type) -> Any:
+    try:
+        return from_flag(text, kind, "")
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error).lstrip()) from error
 
 
 def program(command: str) -> str:

@@ -95,6 +95,14 @@ def read_chunks(
             ) from error
 
 
+def read_texts(sources: Sequence[Source], keys: Sequence[str]) -> Iterator[str]:
+    """All texts that are not empty, in order."""
+    for chunk in read_chunks(sources, keys=keys):
+        for document in chunk.documents(keys):
+            for sequences in document.values():
+                yield from (text for text in sequences if text)
+
+
 Block = tuple[Literal["line", "file", "paragraph"], bytes, int]
 
 

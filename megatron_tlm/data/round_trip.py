@@ -1,10 +1,13 @@
 """What a tokenizer does to a text: the pieces of some telling ones, and whether decoding gives them back."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from megatron_tlm.data.tokenizers import Tokenizer
 from megatron_tlm.errors import DataError
+
+UNFINISHED = "\ufffd"  # what a tokenizer shows for a character of which only some bytes are there
+MOST_TOGETHER = 8  # ids; a character has four bytes at most
 
 PROBES = {
     "plain": "Hello, world.",
@@ -65,6 +68,18 @@ def end_of(tokenizer: Tokenizer) -> int | None:
         return tokenizer.eod_id
     except DataError:
         return None
+
+
+def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """What each id stands for; ids that are a character only together, such as its bytes, stand together."""
+    told, start = [], 0
+    while start < len(ids):
+        ends = range(start + 1, min(start + MOST_TOGETHER, len(ids)) + 1)
+        stop = next((end for end in ends if UNFINISHED not in tokenizer.decode(ids[start:end])), start + 1)
+        together = f" of {stop - start} ids" if stop - start > 1 else ""
+        told.append(f"{tokenizer.decode(ids[start:stop])!r}{together}")
+        start = stop
+    return told
 
 
 def count_trips(tokenizer: Tokenizer, texts: Iterable[str]) -> TripCount:

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
-from megatron_tlm.data.documents import read_chunks
-from megatron_tlm.data.inputs import Source, expand_inputs
+from megatron_tlm.data.documents import read_texts
+from megatron_tlm.data.inputs import expand_inputs
 from megatron_tlm.data.tokenizer_files import END_PIECES, check_ids, read_model, replace_file, save_tokenizer
 from megatron_tlm.errors import DataError
 
@@ -163,14 +163,6 @@ def _explain(message: str, vocab_size: int) -> str:
             f"give more than {too_low[1]} or a lower character coverage"
         )
     return f"vocab_size = {vocab_size} could not be trained: {message}"
-
-
-def read_texts(sources: Sequence[Source], keys: Sequence[str]) -> Iterator[str]:
-    """All texts that are not empty, in order."""
-    for chunk in read_chunks(sources, keys=keys):
-        for document in chunk.documents(keys):
-            for sequences in document.values():
-                yield from (text for text in sequences if text)
 
 
 def _choose(texts: Iterator[str], limit: int | None) -> list[str]:

@@ -13,10 +13,12 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from megatron_tlm.data.tokenizers import Tokenizer
 from megatron_tlm.errors import DataError
+
+if TYPE_CHECKING:  # a tokenizer's library takes its time, and `needle --help` asks for the kinds alone
+    from megatron_tlm.data.tokenizers import Tokenizer
 
 Kind = Literal["pass-key", "number", "uuid", "multi-number", "multi-uuid"]
 KINDS: tuple[Kind, ...] = ("pass-key", "number", "uuid", "multi-number", "multi-uuid")
@@ -61,7 +63,7 @@ class _Needle:
 class Haystack:
     """Local text as tokens, and where its sentences end; what is hidden in it must not be in it already."""
 
-    def __init__(self, texts: Sequence[str], tokenizer: Tokenizer) -> None:
+    def __init__(self, texts: Sequence[str], tokenizer: "Tokenizer") -> None:
         self._tokenizer, self._text = tokenizer, "\n".join(texts)
         self._ids = [token for ids in tokenizer.encode_batch(list(texts)) for token in ids]
         self._ends = frozenset(token for token in set(self._ids) if tokenizer.decode([token]).rstrip().endswith("."))
@@ -144,7 +146,7 @@ def _uuid(rng: random.Random) -> str:
     return str(uuid.UUID(int=rng.getrandbits(128), version=4))
 
 
-def score(example: Example, answer: Answer, tokenizer: Tokenizer) -> float:
+def score(example: Example, answer: Answer, tokenizer: "Tokenizer") -> float:
     """The share of values that the text which follows their question holds."""
     found = 0
     for prompt, value in zip(example.prompts, example.values, strict=True):

@@ -45,6 +45,26 @@ class Restored:
     def model(self) -> Model:
         return Model(self.stage, self.mesh)
 
+    def together(self, action: Callable[[], T]) -> T:
+        """This rank's result of `action`; collective, and a fault of one rank is every rank's."""
+        return agree(action) if self.mesh.grid.size > 1 else action()
+
+    def tokenizer_for(self, address: str, way_out: str) -> Tokenizer:
+        """ConfigError where the run had none, for what stands at `address`."""
+        if self.tokenizer is None:
+            raise ConfigError(
+                f"{address} cannot be read by {self.path}, which was trained without a tokenizer; {way_out}"
+            )
+        return self.tokenizer
+
+    def check_length(self, flag: str, length: int) -> None:
+        """ConfigError for more tokens than the model was made for."""
+        positions = self.config.model.positions
+        if length > positions:
+            raise ConfigError(
+                f"{flag} = {length} exceeds the model's max_position_embeddings = {positions}; give {positions} or less"
+            )
+
 
 def load_model(
     load_dir: str | Path,

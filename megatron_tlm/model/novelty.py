@@ -34,7 +34,10 @@ class LayerNovelty(NamedTuple):
 
 
 def pearson(by_depth: Sequence[float]) -> float | None:
-    """Pearson's r of a value with the layer's number; None where it has none: fewer than two layers, or all equal."""
+    """Pearson's r of a value with the layer's number; None where it says nothing: values that are all equal, or fewer
+    than three, since two always lie on a line."""
+    if len(by_depth) < 3:
+        return None
     try:
         return correlation(range(len(by_depth)), by_depth)
     except StatisticsError:

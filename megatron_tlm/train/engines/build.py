@@ -6,7 +6,7 @@ pipeline.py   two stages or more, ZeRO 0-1: DeepSpeed's pipeline engine with our
 
 import torch
 
-from megatron_tlm.comm.groups import Mesh
+from megatron_tlm.comm.groups import Mesh, default_backend
 from megatron_tlm.config.schema import Config
 from megatron_tlm.model.init import init_stage
 from megatron_tlm.model.stage import Stage
@@ -20,7 +20,7 @@ from megatron_tlm.train.engines.quiet import prepare_deepspeed
 
 def choose_backend(config: Config) -> str:
     """The communication library, and with it the device: nccl trains on GPUs, gloo on the CPU."""
-    return config.parallel.distributed_backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    return config.parallel.distributed_backend or default_backend()
 
 
 def training_device(config: Config) -> torch.device:

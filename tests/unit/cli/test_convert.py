@@ -31,9 +31,9 @@ def convert(run: Path, *flags: str) -> int:
 def test_it_says_what_came_of_what_and_proves_it(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert convert(run, *ONE) == 0
     out, err = capsys.readouterr()
-    assert re.search(r"source .*a/step-00000010: tensor 2 x pipeline 2 x data 1, 4 parts, \d\.\d MB", out)
-    assert re.search(r"target .*b/step-00000010: tensor 1 x pipeline 1 x data 1, 1 part, \d\.\d MB", out)
-    assert re.search(r"120 tensors in \d+\.\d s, \d+ MB/s", out)
+    assert re.search(r"source .*a/step-00000010: tensor 2 x pipeline 2 x data 1, 4 parts, [\d.]+ [KM]iB", out)
+    assert re.search(r"target .*b/step-00000010: tensor 1 x pipeline 1 x data 1, 1 part, [\d.]+ [KM]iB", out)
+    assert re.search(r"120 tensors in \d+\.\d s, [\d.]+ [KM]iB/s", out)
     assert "all 120 tensors have the source's hashes" in out
     assert err == ""
 
@@ -83,7 +83,7 @@ def test_flags_of_megatron_s_converter_are_ignored_aloud(run: Path, capsys: pyte
         (["--target-zero-stage", "4"], r"--target-zero-stage: invalid choice: 4"),
         (["--workers", "0"], r"--workers = 0 is below 1; give 1 or more"),
         (["--target-tensor-parallel-size", "3"], r"does not divide .* layer 1 width 16.* use one of \[1, 2, 4\]"),
-        (["--target-pipeline-parallel-size", "0"], r"grid\.pipe = 0 is below 1"),
+        (["--target-pipeline-parallel-size", "0"], r"--target-pipeline-parallel-size = 0 is below 1; give 1 or more"),
         (["--target-tensor-parallel-degree", "2"], r"did you mean --target-tensor-parallel-size"),
     ],
 )
@@ -122,7 +122,7 @@ def test_a_folder_without_a_name_is_refused(
 ) -> None:
     monkeypatch.chdir(run)
     assert convert(run.parent / "a", *ONE, flag, "") == 2
-    assert f"{flag}: = '' but a folder is needed" in capsys.readouterr().err
+    assert f"{flag} = '' but a folder is needed" in capsys.readouterr().err
 
 
 def test_the_logical_form_is_one_part_of_whole_tensors(run: Path) -> None:
@@ -143,6 +143,6 @@ def test_padding_is_offered_and_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert convert(tmp_path / "a", "--target-tensor-parallel-size", "4", "--pad-widths") == 0
     out = capsys.readouterr().out
     # 2 neurons x 3 matrices x 8 = 48 numbers: 2 bytes of weight and 3 x 4 of state each
-    assert "padded layer 1 18 -> 20: 2 neurons of zeros, 48 parameters, 0.000672 MB" in out
+    assert "padded layer 1 18 -> 20: 2 neurons of zeros, 48 parameters, 672 B" in out
     assert "train on with --layer-widths 24 20" in out
     assert "have the source's hashes" in out

@@ -91,9 +91,9 @@ def test_a_file_keeps_the_numbers_and_all_they_depend_on(
 ) -> None:
     words = ["--load", str(checkpoint), "--data-path", str(corpus), "--dtype", "float64"]
     windows = math.ceil((IndexedDataset(corpus).num_tokens - 1) / 32)
-    assert main(["evaluate", *words, "--json", str(tmp_path / "out" / "results.json")]) == 0
+    assert main(["evaluate", *words, "--json", str(tmp_path / "results.json")]) == 0
     assert "float64 on cpu" in capsys.readouterr().out
-    (record,) = json.loads((tmp_path / "out" / "results.json").read_text())
+    (record,) = json.loads((tmp_path / "results.json").read_text())
     manifest = checkpoint / "step-00000010" / "manifest.json"
     assert record["settings"] == {
         "checkpoint": str(checkpoint / "step-00000010"),
@@ -182,7 +182,8 @@ def test_lambada_is_the_last_word_and_whether_it_is_guessed(
         ("--protocol lambada", "--protocol = lambada does nothing without --text; give that too, or leave it out"),
         ("--limit 3", "--limit = 3 does nothing without --text or --tasks"),
         ("--text -", "--text = - is standard input, which has no hash to keep; give a file"),
-        ("--json .", "--json = . is a folder; give a file, or nothing for lines on standard output"),
+        ("--json .", "--json = . cannot be written: it is a folder; give a file in a folder that is there"),
+        ("--json nowhere/out.json", "--json = nowhere/out.json cannot be written: there is no folder nowhere"),
         ("--text nowhere.jsonl", "'nowhere.jsonl' matches no file of text"),
         ("--tensor-model-parallel-size 2", "world size = 1 is not a multiple of tensor x pipeline = 2 x 1 = 2"),
         ("--eval-iters 0", "--eval-iters = 0 is below 1; give 1 or more"),
@@ -220,7 +221,7 @@ def test_windows_longer_than_the_model_are_refused(
 ) -> None:
     assert main(["evaluate", "--load", str(checkpoint), "--data-path", str(corpus), "--seq-length", "33"]) == 2
     assert (
-        "--seq-length = 33 exceeds the model's max_position_embeddings = 32; give a shorter" in capsys.readouterr().err
+        "--seq-length = 33 exceeds the model's max_position_embeddings = 32; give 32 or less" in capsys.readouterr().err
     )
 
 

@@ -81,7 +81,7 @@ def test_a_mistake_is_told(
 def test_a_run_without_tokenizer_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_tiny(tmp_path, tiny_config(mock_data=True))
     assert main(generate(tmp_path, "--prompt", "x")) == 2
-    assert "was trained without a tokenizer; use a run that had one" in capsys.readouterr().err
+    assert "which was trained without a tokenizer; give the --load of a run that had one" in capsys.readouterr().err
 
 
 def test_hashes_are_checked_unless_not_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

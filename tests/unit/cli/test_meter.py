@@ -11,5 +11,5 @@ def test_a_log_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str], monk
     with Meter("converting") as meter:
         for second in range(1, 13):
             clock[0] = float(second)
-            meter(second * 10**8, 2 * 10**9)
-    assert capsys.readouterr().err == "converting 1.00 of 2.00 GB (50 %), 100 MB/s, 10 s left\n"
+            meter(second * 100 * 2**20, 2000 * 2**20)
+    assert capsys.readouterr().err == "converting: 1000 MiB of 1.95 GiB (50 %), 100 MiB/s, 0:00:10 left\n"

@@ -47,6 +47,9 @@ def test_a_checkpoint_is_asked(
     # Ten steps teach nobody to look anything up.
     assert all(cell["score"] == 0 for cell in cells)
     assert (tmp_path / "m.svg").exists()
+    assert main(["needle", *words, "--depths", "0", "--json", str(tmp_path / "found.json")]) == 0
+    assert capsys.readouterr().out == tables(cells[:1]) + "\n"
+    assert json.loads((tmp_path / "found.json").read_text()) == cells[:1]
 
 
 def test_mistakes_are_told(checkpoint: Path, haystack: str) -> None:
@@ -57,5 +60,9 @@ def test_mistakes_are_told(checkpoint: Path, haystack: str) -> None:
         needle(words)
     with pytest.raises(ConfigError, match="--depths = 101 lies outside"):
         needle([*words, "--depths", "101"])
-    with pytest.raises(ConfigError, match="--lengths = 0 is below 1"):
+    with pytest.raises(ConfigError, match="--lengths = 0 is below 1; give 1 or more"):
         needle([*words, "--lengths", "0"])
+    with pytest.raises(ConfigError, match=r"--plot = nowhere/map.png cannot be written: there is no folder nowhere"):
+        needle([*words, "--plot", "nowhere/map.png"])
+    with pytest.raises(ConfigError, match=r"--json = nowhere/found.json cannot be written: there is no folder nowhere"):
+        needle([*words, "--json", "nowhere/found.json"])

@@ -35,7 +35,8 @@ def test_the_table(checkpoint: Path, corpus: Path, capsys: pytest.CaptureFixture
     assert main(["novelty", "--load", str(checkpoint), "--data-path", str(corpus), "--num-tokens", "64"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["layer", "rho_block", "rho_mlp"]
-    assert lines[-1].startswith("r with depth: rho_block ")
+    # Two points always lie on a line.
+    assert lines[-1] == "r with depth: rho_block none, rho_mlp none; 3 layers are the fewest that have one"
 
 
 def test_a_text_is_read_by_the_checkpoints_tokenizer(
@@ -50,7 +51,12 @@ def test_a_text_is_read_by_the_checkpoints_tokenizer(
     ("flags", "message"),
     [
         (["--trust-remote-code"], "--trust-remote-code = true does nothing with --load"),
-        (["--plot", "o.xyz"], r"--plot = o.xyz cannot be written; give the path of a .png, .svg, .pdf file"),
+        (
+            ["--plot", "o.xyz"],
+            r"--plot = o.xyz cannot be written: '.xyz' is none of the endings .png, .svg, .pdf; give a",
+        ),
+        (["--json", "."], "--json = . cannot be written: it is a folder; give a file in a folder that is there"),
+        (["--json-key", "text"], "--json-key = text does nothing without --text; leave it out"),
         (["--num-tokens", "0"], "--num-tokens = 0 is below 1"),
         (["--seq-length", "4096"], "--seq-length = 4096 exceeds the model's max_position_embeddings = 32"),
     ],

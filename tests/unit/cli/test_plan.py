@@ -74,7 +74,7 @@ def test_a_file_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     [
         ("--vocab-size none", "model.vocab_size is not given and no tokenizer is there to ask; give --tokenizer-model"),
         ("--vocab-size 99 --tokenizer-type ByteTokenizer", "vocab_size = 99 is below the 257 ids of the tokenizer"),
-        ("--world-size 0", "--world-size = 0 is below 1; give the number of ranks"),
+        ("--world-size 0", "--world-size = 0 is below 1; give 1 or more"),
         ("--world-size x", "--world-size = 'x' is not an integer"),
         ("--world-size 3", "world size = 3 is not a multiple of tensor x pipeline = 1 x 2 = 2; start 2 or 4 ranks"),
         ("--zero-stage 2", "zero_stage = 2 cannot be combined with pipeline_model_parallel_size = 2"),
@@ -188,10 +188,19 @@ def test_every_layout_ranked_or_refused(capsys: pytest.CaptureFixture[str]) -> N
     [
         (["--deepspeed-config", "nowhere.json"], "deepspeed_config = nowhere.json cannot be read (No such file"),
         (["--search"], "--search = true needs 1 device"),
-        (["--plot", "/nowhere/plan.png"], "--plot = /nowhere/plan.png cannot be written"),
-        (["--plot", "/tmp"], "--plot = /tmp cannot be written; give the path of a .png, .svg, .pdf file"),
+        (
+            ["--plot", "/nowhere/plan.png"],
+            "--plot = /nowhere/plan.png cannot be written: there is no folder /nowhere; give a .png, .svg, .pdf",
+        ),
+        (
+            ["--plot", "/tmp"],
+            "--plot = /tmp cannot be written: it is a folder; give a .png, .svg, .pdf file in a folder that is there",
+        ),
         (["--plot="], "--plot = (empty) cannot be written"),
-        (["--profile", "/nowhere/p.json"], "--profile = /nowhere/p.json cannot be written; give a file in a folder"),
+        (
+            ["--profile", "/nowhere/p.json"],
+            "--profile = /nowhere/p.json cannot be written: there is no folder /nowhere; give a file",
+        ),
         (["--gpus", "4"], "--gpus = 4 counts the devices to search layouts for; add --search, or give --world-size 4"),
         (["--search", "--gpus", "2", "--gpu-memory", "1MiB"], "--search = none of "),
         (["--plot", "plan.words"], "--plot = plan.words cannot be written"),

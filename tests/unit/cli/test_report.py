@@ -1,6 +1,7 @@
 """The command: where the page goes, what is refused."""
 
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tests.unit.report.logs import step, write_logs
 def test_the_page_of_a_run_lies_in_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_logs(tmp_path / "logs", [step(1), step(2)])
     assert main(["report", str(folder)]) == 0
-    assert capsys.readouterr().out.startswith(f"{folder / 'report.html'}: 0.0")
+    assert re.fullmatch(rf"{folder / 'report.html'}: [\d.]+ KiB, open it in a browser\n", capsys.readouterr().out)
     made = (folder / "report.html").read_text()
     assert made.startswith("<!doctype html>")
     assert made.endswith("</html>\n")
@@ -34,7 +35,10 @@ def test_what_cannot_be_read_or_written_is_told(tmp_path: Path, capsys: pytest.C
     assert f"LOGDIR = {tmp_path} holds 0 files of a run" in capsys.readouterr().err
     folder = write_logs(tmp_path / "logs", [step(1)])
     assert main(["report", str(folder), "--output", str(tmp_path / "none" / "x.html")]) == 2
-    assert "x.html cannot be written (No such file or directory); give another file" in capsys.readouterr().err
+    assert (
+        f"x.html cannot be written: there is no folder {tmp_path / 'none'}; give a file in a folder that is there"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_page_that_does_not_fit_leaves_nothing(

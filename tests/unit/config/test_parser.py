@@ -2,7 +2,7 @@
 
 import pytest
 
-from megatron_tlm.config.parser import Parser, program
+from megatron_tlm.config.parser import Parser, integer, program, real
 from megatron_tlm.errors import ConfigError
 
 
@@ -53,3 +53,26 @@ def test_help_ends_well(parser: Parser, capsys: pytest.CaptureFixture[str]) -> N
 def test_a_mistake_is_a_configuration_error(parser: Parser, words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parser.parse(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--count", "0"], r"^--count = 0 is below 1; give 1 or more$"),
+        (["--count", "2.5"], r"^--count = '2.5' is not an integer; write 2 without quotes, point or exponent$"),
+        (["--share", "-0.5"], r"^--share = -0.5 lies outside 0..1; give one inside$"),
+        (["--wait", "-1"], r"^--wait = -1 is below 0; give 0 or more$"),
+        (["--wait", "nan"], r"^--wait = 'nan' is not a finite number; write one such as"),
+        (
+            ["--count", "0", "--zzz"],
+            r"^2 mistakes .* \(1\) --zzz: see .* \(2\) --count = 0 is below 1; give 1 or more$",
+        ),
+    ],
+)
+def test_numbers_are_read_with_their_bounds(parser: Parser, words: list[str], message: str) -> None:
+    parser.add_argument("--count", type=integer())
+    parser.add_argument("--share", type=real(0, 1))
+    parser.add_argument("--wait", type=real(0))
+    assert parser.parse(["--input-file", "a", "--count", "3", "--share", "1", "--wait", "0"]).count == 3
+    with pytest.raises(ConfigError, match=message):
+        parser.parse(["--input-file", "a", *words])
