@@ -17,16 +17,24 @@ def dump(config: Config) -> str:
     return f"# Resolved by megatron-tlm {__version__}; `megatron-tlm train --config` repeats it.\n{text}"
 
 
+ALWAYS_TOLD = "taper"  # what a model of this package is, by default or not
+
+
 def dump_differences(config: Config) -> str:
-    """The fields that are not as by default, as YAML that --config reads back to the same configuration."""
+    """The taper, and the fields that are not as by default: YAML that --config reads back to the same configuration."""
     told: dict[str, dict[str, Any]] = {}
     for section, keys in as_mapping(config).items():
         defaults = {name: item.default for name, item in fields_of(section).items()}
-        changed = {key: value for key, value in keys.items() if getattr(getattr(config, section), key) != defaults[key]}
+        own = getattr(config, section)
+        told_whole = section == ALWAYS_TOLD
+        changed = {key: value for key, value in keys.items() if told_whole or getattr(own, key) != defaults[key]}
         told |= {section: changed} if changed else {}
     text = yaml.safe_dump(told, sort_keys=False, allow_unicode=True, width=120)
     where = f"{config.logging.log_dir}/config.yaml has" if config.logging.log_dir else "--show-config prints"
-    return f"# Resolved by megatron-tlm {__version__}: all that is not a default; {where} every field.\n{text}"
+    head = (
+        f"# Resolved by megatron-tlm {__version__}: the taper, and all else that is not a default; {where} every field."
+    )
+    return f"{head}\n{text}"
 
 
 def parse(text: str, origin: str = "config.yaml") -> Config:

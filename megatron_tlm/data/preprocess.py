@@ -151,7 +151,7 @@ def _take_in(
     progress: Progress,
 ) -> Iterator[Progress]:
     """All chunks through the workers into the folder; yields when it is time to tell how far it is, and at the end."""
-    due = work.counts.documents + listener.interval
+    due, told = work.counts.documents + listener.interval, None
     encoded = ordered_map(encoder, chunks, workers=options.workers or available_cores())
     with contextlib.closing(encoded):
         for chunk in encoded:
@@ -160,8 +160,9 @@ def _take_in(
             work.add(chunk, _quarantined(chunk) if options.on_bad_line == "quarantine" else b"")
             if work.counts.documents >= due:
                 yield replace(progress, counts=work.counts)
-                due = work.counts.documents + listener.interval
-    yield replace(progress, counts=work.counts)
+                due, told = work.counts.documents + listener.interval, work.counts
+    if work.counts != told:
+        yield replace(progress, counts=work.counts)
 
 
 def _quarantined(chunk: EncodedChunk) -> bytes:

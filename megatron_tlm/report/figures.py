@@ -30,7 +30,7 @@ FIGURES = (
     Figure("Learning rate", {"lr": "learning rate"}, from_zero=True),
     Figure("Gradient norm", {"grad_norm": "gradient norm"}, "before clipping", log_y=True),
     Figure("Throughput", {"tokens_per_second": "tokens/s"}, "tokens/s", from_zero=True),
-    Figure("Compute", {"tflops_per_device": "TFLOP/s"}, "model TFLOP/s per device", from_zero=True),
+    Figure("Compute", {"tflops_per_device": "FLOP/s"}, "model FLOP/s per device", 1e12, from_zero=True),
     Figure("Utilisation", {"mfu": "MFU"}, "MFU, % of the device's peak", 100, from_zero=True),
     Figure("Time of a step", {"seconds": "step", "data_wait_seconds": "of it waiting for data"}, "s", from_zero=True),
     Figure(
@@ -43,6 +43,12 @@ FIGURES = (
         "s of a step, waiting left out",
         from_zero=True,
     ),
+    Figure(
+        "Slowest rank",
+        {"straggler-ratio": "slowest rank"},
+        "forward passes, times the median rank of its stage",
+    ),
+    Figure("Waiting for data", {"data-wait-time-max": "slowest rank"}, "s of a step", from_zero=True),
     Figure(
         "Memory",
         {
@@ -118,7 +124,7 @@ def figures(runs: Sequence[Logged], marks: Sequence[Mark] = ()) -> Iterator[Html
             )
 
 
-TITLES = {"tokens_by_source": "tokens by corpus"}
+TITLES = {"tokens_by_source": "tokens by corpus", "straggler-rank": "which rank is the slowest"}
 
 
 def grouped_figures(run: Logged) -> Iterator[Html]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from megatron_tlm.train.engines.multi_frequency import LevelReport
-from megatron_tlm.train.logs.metrics import duration, perplexity, short
+from megatron_tlm.train.logs.metrics import duration, flop_rate, perplexity, short
 from megatron_tlm.train.logs.step_report import Scale, StepReport
 
 
@@ -46,7 +46,7 @@ class Interval:
             f"lr {report.learning_rate:.3e}",
             f"grad norm {report.result.grad_norm:.3f}",
             f"{short(speed.tokens_per_second)} tokens/s",
-            f"{speed.tflops_per_device:.3g} TFLOP/s per device",
+            f"{flop_rate(speed.tflops_per_device)} per device",
             *([f"MFU {100 * speed.mfu:.1f} %"] if speed.mfu is not None else []),
             f"{1000 * self._seconds / steps:.0f} ms/step",
             f"data wait {100 * self._wait_seconds / max(self._seconds, 1e-9):.1f} %",

@@ -66,6 +66,14 @@ def duration(seconds: float) -> str:
     return f"{days}d {clock}" if days else clock
 
 
+def flop_rate(tflops: float) -> str:
+    """`412 TFLOP/s` of a GPU, `12.3 GFLOP/s` of a CPU's core."""
+    unit, value = next(
+        ((unit, tflops * size) for unit, size in (("T", 1.0), ("G", 1e3)) if tflops * size >= 1), ("M", tflops * 1e6)
+    )
+    return f"{value:.3g} {unit}FLOP/s"
+
+
 def short(value: float) -> str:
     """Three digits and a magnitude: 12.3k, 4.56M."""
     for unit in ("", "k", "M", "G"):

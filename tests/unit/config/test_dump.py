@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,6 +55,12 @@ def test_what_is_by_default_is_left_out() -> None:
     assert "lr: 0.003" in text
     assert "clip_grad" not in text
     assert "checkpoint:" not in text
+
+
+def test_the_taper_is_told_whole_by_default_too() -> None:
+    told = yaml.safe_load(dump_differences(TINY))["taper"]
+    assert list(told) == list(fields_of("taper"))
+    assert (told["taper_schedule"], told["taper_start"], told["taper_end"]) == ("cosine", 1.5, 0.5)
 
 
 def test_a_mapping_of_another_version_is_told() -> None:

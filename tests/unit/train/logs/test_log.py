@@ -1,6 +1,7 @@
 """Console, metrics.jsonl and TensorBoard of a run, and what a step back takes away."""
 
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def test_a_line_tells_the_means_of_its_interval(tmp_path: Path, capsys: pytest.C
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == (
         "iteration 4/5 | loss 3.5000 | ppl 33.12 | lr 1.000e-03 | grad norm 0.500 | 400 tokens/s | "
-        "0.0006 TFLOP/s per device | 250 ms/step | data wait 0.0 % | ETA 00:00:00"
+        "600 MFLOP/s per device | 250 ms/step | data wait 0.0 % | ETA 00:00:00"
     )
     assert [line.split(" | ")[0] for line in lines] == [
         "iteration 2/5",
@@ -84,6 +85,17 @@ def test_a_run_that_goes_back_takes_back_the_later_lines(tmp_path: Path) -> None
     write(tmp_path, 2, 3)
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == [1, 2, 3, 3]
+
+
+def test_a_run_goes_back_without_its_log_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "log"
+    log = WritingLog(LoggingConfig(log_interval=2, log_dir=str(folder)), SCALE, 0, "a: 1\n")
+    log.step(report(1))
+    shutil.rmtree(folder)
+    log.go_back(0, 0)
+    log.step(report(1))
+    log.close()
+    assert "metrics.jsonl = not written any more (No such file or directory); training goes" in capsys.readouterr().out
 
 
 def test_tensorboard_has_megatrons_scalars(tmp_path: Path) -> None:

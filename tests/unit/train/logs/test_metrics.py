@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from megatron_tlm.train.logs.metrics import duration, measure, peak_tflops, perplexity, short
+from megatron_tlm.train.logs.metrics import duration, flop_rate, measure, peak_tflops, perplexity, short
 
 
 def test_speed_is_arithmetic() -> None:
@@ -13,6 +13,17 @@ def test_speed_is_arithmetic() -> None:
     assert speed.tflops_per_device == pytest.approx(1.0)
     assert speed.mfu == pytest.approx(0.1)
     assert measure(1, 1.0, flops_per_token=1, num_devices=1, peak=None).mfu is None
+
+
+def test_the_unit_of_a_rate_fits_it() -> None:
+    rates = (412.34, 1.0, 0.0123, 0.00061, 0.0)
+    assert [flop_rate(rate) for rate in rates] == [
+        "412 TFLOP/s",
+        "1 TFLOP/s",
+        "12.3 GFLOP/s",
+        "610 MFLOP/s",
+        "0 MFLOP/s",
+    ]
 
 
 @pytest.mark.parametrize(
