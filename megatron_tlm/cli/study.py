@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from megatron_tlm.config.nearest import did_you_mean
-from megatron_tlm.config.parser import Parser, program
+from megatron_tlm.config.parser import Parser, integer, program
 from megatron_tlm.config.study import read_study
-from megatron_tlm.config.values import from_flag
 from megatron_tlm.errors import ConfigError
 from megatron_tlm.study.choice import snapshot
 from megatron_tlm.study.design import Design
-from megatron_tlm.study.record import folder_of, open_study
+from megatron_tlm.study.record import check_study, folder_of, open_study
 from megatron_tlm.study.runner import Resources, Runner, forget_failures
 from megatron_tlm.study.runs import State
 from megatron_tlm.study.status import budget_lines, status_lines
@@ -28,8 +27,12 @@ examples:
 
 
 def _add_run(parser: ArgumentParser) -> None:
-    parser.add_argument("--parallel", metavar="N", help="runs at once (default: as many as devices or cores allow)")
-    parser.add_argument("--threads-per-run", metavar="N", default="1", help="of each rank's CPU work (default: 1)")
+    parser.add_argument(
+        "--parallel", type=integer(), metavar="N", help="runs at once (default: as many as devices or cores allow)"
+    )
+    parser.add_argument(
+        "--threads-per-run", type=integer(), default=1, metavar="N", help="of each rank's CPU work (default: 1)"
+    )
     parser.add_argument("--retry-failed", action="store_true", help="try failed runs again")
     parser.add_argument("--dry-run", action="store_true", help="check the study and print its budgets; start nothing")
 
@@ -60,6 +63,7 @@ def _run(args: Namespace, design: Design) -> int:
 
 
 def _status(args: Namespace, design: Design) -> int:
+    check_study(design)
     print("\n".join(status_lines(snapshot(design))))
     return 0
 
@@ -69,18 +73,25 @@ def _report(args: Namespace, design: Design) -> int:
     from megatron_tlm.study.report import write_report
     from megatron_tlm.study.results import gather
 
+    check_study(design)
+    results = gather(design)
+    if all(result.state is State.WAITING for result in results.now.results.values()):
+        raise ConfigError(
+            f"study = {design.file.name}: 0 of its runs have begun in {design.folder}, and a report needs 1; start "
+            f"them with `megatron-tlm study run {args.file}`"
+        )
     folder = Path(args.report_dir) if args.report_dir else design.folder / "report"
-    print("\n".join(map(str, write_report(gather(design), folder))))
+    print("\n".join(map(str, write_report(results, folder))))
     return 0
 
 
 def _resources(args: Namespace, ranks: int) -> Resources:
-    threads = _count(args.threads_per_run, "--threads-per-run")
+    threads = args.threads_per_run
     devices = cuda_devices()
     room = len(devices) // ranks if devices else max(1, (os.cpu_count() or 1) // (ranks * threads))
     if devices and not room:
         raise ConfigError(f"study.ranks = {ranks} exceeds the {len(devices)} devices of this machine; lower it")
-    parallel = room if args.parallel is None else _count(args.parallel, "--parallel")
+    parallel = room if args.parallel is None else args.parallel
     if devices and parallel > room:
         raise ConfigError(
             f"--parallel = {parallel} runs of {ranks} ranks need {parallel * ranks} devices and there are "
@@ -96,13 +107,6 @@ def cuda_devices() -> tuple[str, ...]:
     count = torch.cuda.device_count()
     given = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     return tuple(given[:count]) if given else tuple(map(str, range(count)))
-
-
-def _count(text: str, flag: str) -> int:
-    value = int(from_flag(text, int, flag))
-    if value < 1:
-        raise ConfigError(f"{flag} = {value} is below 1; give 1 or more")
-    return value
 
 
 Action = Callable[[Namespace, Design], int]

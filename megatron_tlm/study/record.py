@@ -14,6 +14,10 @@ from megatron_tlm.study.design import Design
 from megatron_tlm.study.runs import replace_text
 
 STUDY_NAME = "study.json"
+_KINDS = {
+    "learning_rates": list, "seeds": list, "tuning_seeds": list, "reference": str, "ranks": int, "data": dict,
+    "arms": dict,
+}  # fmt: skip
 _GROWING = ("learning_rates", "seeds", "tuning_seeds")
 # Where a run lies and what it tells: a folder may be moved.
 _PLACES = (("checkpoint", "save"), ("checkpoint", "load"), ("logging", "log_dir"))
@@ -34,15 +38,26 @@ def open_study(design: Design) -> list[str]:
                 f"--output = {design.folder} cannot hold the study ({error.strerror}); give another folder"
             ) from error
         return []
-    before = _read(path)
-    changes, added = compare(before, now)
+    added = _added(path, now)
+    if added:
+        replace_text(path, json.dumps(now, indent=1) + "\n")
+    return added
+
+
+def check_study(design: Design) -> None:
+    """ConfigError where another study than this one began in the folder, or the record of it is damaged."""
+    path = design.folder / STUDY_NAME
+    if path.exists():
+        _added(path, described(design))
+
+
+def _added(path: Path, now: Mapping[str, Any]) -> list[str]:
+    changes, added = compare(_read(path), now)
     if changes:
         raise ConfigError(
             f"{path} = a study that has changed since it began ({'; '.join(changes)}); undo that, or give --output of "
             "a new folder"
         )
-    if added:
-        replace_text(path, json.dumps(now, indent=1) + "\n")
     return added
 
 
@@ -125,11 +140,17 @@ def folder_of(name: str) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    way_out = "put back a copy, or give --output of a new folder"
     try:
         before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
+        raise ConfigError(f"{path} = {path.stat().st_size} bytes that are no JSON ({error}); {way_out}") from error
+    damaged = [
+        name for name, kind in _KINDS.items() if not isinstance(before, dict) or not isinstance(before.get(name), kind)
+    ]
+    if damaged:
         raise ConfigError(
-            f"{path} = {path.stat().st_size} bytes that are no JSON ({error}); put back a copy, or give --output of a "
-            "new folder"
-        ) from error
+            f"{path} = {len(damaged)} of {len(_KINDS)} keys are missing or of another kind ({', '.join(damaged)}); "
+            f"{way_out}"
+        )
     return before

@@ -101,6 +101,8 @@ def read_metrics(path: Path) -> tuple[tuple[Point, ...], tuple[Point, ...], floa
             record: dict[str, Any] = json.loads(line)
         except ValueError:
             continue  # being written, or cut short by a kill
+        if not isinstance(record, dict):
+            continue
         if "loss" in record:
             tokens = int(record["tokens"])
             seconds += float(record["seconds"])
@@ -114,9 +116,11 @@ def read_failure(folder: Path) -> str | None:
     """Why the run failed; None where it did not."""
     try:
         record = json.loads((folder / FAILED_NAME).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+        return f"exit code {record['exit_code']}: {record['words']}"
+    except FileNotFoundError:
         return None
-    return f"exit code {record['exit_code']}: {record['words']}"
+    except (ValueError, KeyError, TypeError):
+        return f"why is not known, {FAILED_NAME} is damaged"
 
 
 def write_failure(folder: Path, exit_code: int) -> None:

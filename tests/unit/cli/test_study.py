@@ -7,6 +7,7 @@ import pytest
 
 from megatron_tlm.cli import study
 from megatron_tlm.errors import ConfigError
+from megatron_tlm.study.record import STUDY_NAME, open_study
 from megatron_tlm.study.runner import Runner
 from tests.unit.study.studies import ARMS, design, play, write
 
@@ -38,6 +39,7 @@ def test_unequal_arms_are_refused_before_the_first_step(tmp_path: Path) -> None:
     [
         (["statsu"], r"study statsu is no action; did you mean status\?"),
         (["run", "FILE", "--parallel", "0"], r"--parallel = 0 is below 1; give 1 or more"),
+        (["run", "FILE", "--parallel", "0", "--dry-run"], r"--parallel = 0 is below 1; give 1 or more"),
         (["run", "FILE", "--threads-per-run", "x"], r"--threads-per-run = 'x' is not an integer"),
     ],
 )
@@ -75,6 +77,27 @@ def test_a_report_goes_where_it_is_told(tmp_path: Path, capsys: pytest.CaptureFi
     own = design(tmp_path)
     folder = tmp_path / "there"
     arguments = ["report", str(write(tmp_path)), "--output", str(own.folder), "--report-dir", str(folder)]
+    with pytest.raises(
+        ConfigError, match=r"study = small: 0 of its runs have begun in .*out, and a report needs 1; start"
+    ):
+        study.main(arguments)
+    assert not folder.exists()
+    log = own.run_folder(next(own.tuning_runs())) / "log"
+    log.mkdir(parents=True)
+    (log / "metrics.jsonl").write_text('{"step": 1, "loss": 5.0, "tokens": 64, "seconds": 0.1}\n')
     assert study.main(arguments) == 0
     assert capsys.readouterr().out.split() == [str(folder / n) for n in ("report.html", "report.md", "results.json")]
-    assert "Not complete: 4 waiting" in (folder / "report.md").read_text()
+    assert "Not complete: 3 waiting, 1 interrupted" in (folder / "report.md").read_text()
+
+
+@pytest.mark.parametrize("action", ["status", "report"])
+def test_a_study_that_is_not_the_folders_is_not_told_of(tmp_path: Path, action: str) -> None:
+    own = design(tmp_path)
+    open_study(own)
+    arguments = [action, str(write(tmp_path, reference="cosine")), "--output", str(own.folder)]
+    with pytest.raises(ConfigError, match=r"has changed since it began \(reference uniform is now cosine\)"):
+        study.main(arguments)
+    (own.folder / STUDY_NAME).write_text("{")
+    with pytest.raises(ConfigError, match=r"study.json = 1 bytes that are no JSON .*; put back a copy"):
+        study.main(arguments)
+    assert sorted(path.name for path in own.folder.iterdir()) == [STUDY_NAME]

@@ -61,6 +61,12 @@ def test_a_damaged_record_is_told(tmp_path: Path) -> None:
     (design(tmp_path).folder / record.STUDY_NAME).write_text("{")
     with pytest.raises(ConfigError, match=r"study.json = 1 bytes that are no JSON .*; put back a copy"):
         open_study(design(tmp_path))
+    (design(tmp_path).folder / record.STUDY_NAME).write_text('{"learning_rates": [1], "seeds": {}, "reference": "a"}')
+    with pytest.raises(
+        ConfigError,
+        match=r"= 5 of 7 keys are missing or of another kind \(seeds, tuning_seeds, ranks, data, arms\); put",
+    ):
+        open_study(design(tmp_path))
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from megatron_tlm.study.design import Design
 from megatron_tlm.study.report import write_report
 from megatron_tlm.study.results import gather
 from megatron_tlm.study.runner import Resources, forget_failures, train_command
-from megatron_tlm.study.runs import State, is_locked, read_run, try_lock
+from megatron_tlm.study.runs import FAILED_NAME, State, is_locked, read_run, try_lock
 from tests.unit.study.studies import design, files_of, runner, write
 
 DRIVER = Path(__file__).with_name("studies.py")
@@ -150,6 +150,18 @@ def test_one_failed_rate_is_not_chosen_and_stays_in_the_table(tmp_path: Path, mo
     assert snapshot(own).rates == {("", "uniform"): 0.002, ("", "cosine"): 0.004}
     text = report_of(own, tmp_path / "report")["report.md"].decode()
     assert "| cosine | failed | 5.3629* |" in text
+
+
+@pytest.mark.parametrize("record", ["", "{}", "[]"])
+def test_a_failure_whose_record_is_damaged_stays_a_failure(tmp_path: Path, record: str) -> None:
+    own, told = design(tmp_path, seeds=[1], learning_rates=[0.002]), []
+    folder = own.run_folder(next(own.tuning_runs()))
+    folder.mkdir(parents=True)
+    (folder / FAILED_NAME).write_text(record)
+    result = read_run(own, next(own.tuning_runs()))
+    assert (result.state, result.reason) == (State.FAILED, "why is not known, failed.json is damaged")
+    assert runner(own, told.append).run()
+    assert not any("uniform" in line for line in told)
 
 
 def test_failed_runs_are_tried_again_only_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
