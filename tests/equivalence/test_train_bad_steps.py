@@ -93,7 +93,7 @@ def test_a_run_goes_back_and_on_behind_the_bad_step(ranks: int, changes: dict[st
     assert [record["loss"] for record in ours] == [record["loss"] for record in theirs]
     assert "step 6: loss = " in said
     assert f"samples {BAD * GLOBAL_BATCH} to {BAD * GLOBAL_BATCH + 3}, first in the output of layers.1.mixer" in said
-    assert "step 6: back to the checkpoint of step 4, and on behind the samples of this one; 2 steps are lost" in said
+    assert "step 6: back to the checkpoint of step 4, and on behind the samples of this one; 2 steps lost" in said
     events = [event for event in events_of(config) if event["event"] in ("bad_step", "rollback")]
     assert [(event["event"], event["step"]) for event in events] == [("bad_step", 6), ("rollback", 6)]
     assert events[0]["unit"] == "layers.1.mixer"

@@ -163,13 +163,14 @@ class WritingLog:
     def go_back(self, step: int, samples: int) -> None:
         self._interval = Interval(self._scale)
         if self._metrics is not None:
-            self._metrics.close()
-            take_back(self._metrics.path, step)
-            self._metrics = Records(self._metrics.path, self._guard)
+            self._metrics.go_back(step)
         if self._board is not None:
-            board, folder = self._board, self._board.folder
-            self._guard.close(BOARD, board.close)
-            self._board = Board(folder, step, samples)
+            self._guard.write(BOARD, lambda: self._board_anew(step, samples))
+
+    def _board_anew(self, step: int, samples: int) -> None:
+        if self._board is not None:
+            self._board.close()
+            self._board = Board(self._board.folder, step, samples)
 
     def close(self) -> None:
         """Closes the files and draws the loss."""

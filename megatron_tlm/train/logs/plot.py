@@ -1,10 +1,11 @@
 """The loss of a run as a picture, drawn from its metrics.jsonl."""
 
-import json
 from pathlib import Path
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
+from megatron_tlm.train.logs.records import parsed
 
 PLOT_NAME = "loss.png"
 Curve = tuple[list[int], list[float]]
@@ -14,16 +15,11 @@ def read_curves(metrics: Path) -> tuple[Curve, Curve]:
     """(steps, training losses) and (steps, validation losses) in a metrics.jsonl."""
     train: Curve = ([], [])
     valid: Curve = ([], [])
-    with metrics.open(encoding="utf-8") as lines:
-        for line in lines:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue  # cut short by a full disk or a kill
-            for key, (steps, losses) in (("loss", train), ("valid_loss", valid)):
-                if record.get(key) is not None:
-                    steps.append(record["step"])
-                    losses.append(record[key])
+    for _, record in parsed(metrics):
+        for key, (steps, losses) in (("loss", train), ("valid_loss", valid)):
+            if isinstance(record.get(key), float):
+                steps.append(record["step"])
+                losses.append(record[key])
     return train, valid
 
 

@@ -24,6 +24,16 @@ class Records:
         line, write = json.dumps(finite(record)) + "\n", self._file.write
         self._guard.write(self.path.name, lambda: write(line))
 
+    def go_back(self, last_step: int) -> None:
+        """Drops the lines of later steps."""
+
+        def rewrite() -> None:
+            self._file.close()
+            take_back(self.path, last_step)
+            self._file = self.path.open("a", encoding="utf-8", buffering=1)
+
+        self._guard.write(self.path.name, rewrite)
+
     def close(self) -> None:
         self._guard.close(self.path.name, self._file.close)
 
@@ -38,19 +48,24 @@ class Lost:
 
 
 def take_back(metrics: Path, last_step: int) -> Lost:
-    """Drops the lines of later steps, which the run is about to take again, and a line that a kill cut short."""
+    """Drops the lines of later steps, which the run is about to take again, and those that a kill or a disk damaged."""
     if not metrics.exists():
         return Lost()
     down = max(time.time() - metrics.stat().st_mtime, 0.0)
-    kept, again = [], []
-    for line, record in _parsed(metrics):
-        if record.get("step", 0) <= last_step:
-            kept.append(line + "\n")
-        elif "seconds" in record:
-            again.append(record["seconds"])
+    again: list[float] = []
     aside = metrics.with_name(f".{metrics.name}.new")
-    aside.write_text("".join(kept), encoding="utf-8")
-    os.replace(aside, metrics)
+    try:
+        with aside.open("wb") as kept:
+            for line, record in parsed(metrics):
+                if record["step"] <= last_step:
+                    kept.write(line)
+                elif isinstance(record.get("seconds"), float):
+                    again.append(record["seconds"])
+        os.replace(aside, metrics)
+    except OSError:
+        # On a full disk what is half written would be in the way of everything else.
+        aside.unlink(missing_ok=True)
+        raise
     return Lost(len(again), round(sum(again), 3), round(down, 3))
 
 
@@ -73,11 +88,13 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _parsed(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            yield line, record
+def parsed(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Every whole line of a metrics.jsonl and its object, which says its step; others are passed over."""
+    with path.open("rb") as lines:
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(record, dict) and isinstance(record.get("step"), int):
+                yield line.rstrip(b"\n") + b"\n", record

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from megatron_tlm.plan.explain import counted
 from megatron_tlm.train.engines.engine import MicroBatches, StepResult
 from megatron_tlm.train.engines.gate import refuse
 from megatron_tlm.train.run import Run
@@ -95,7 +96,7 @@ def _go_back(run: Run, progress: Progress, verdict: Verdict, saved_step: int) ->
     run.log.event("rollback", step, to_step=back.step, cause=verdict.cause)
     run.log.say(
         f"step {step}: back to the checkpoint of step {back.step}, and on behind the samples of this one; "
-        f"{step - back.step} steps are lost"
+        f"{counted(step - back.step, 'step')} lost"
     )
     return back
 

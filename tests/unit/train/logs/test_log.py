@@ -1,7 +1,6 @@
 """Console, metrics.jsonl and TensorBoard of a run, and what a step back takes away."""
 
 import json
-import shutil
 import time
 from pathlib import Path
 
@@ -91,7 +90,7 @@ def test_a_run_goes_back_without_its_log_folder(tmp_path: Path, capsys: pytest.C
     folder = tmp_path / "log"
     log = WritingLog(LoggingConfig(log_interval=2, log_dir=str(folder)), SCALE, 0, "a: 1\n")
     log.step(report(1))
-    shutil.rmtree(folder)
+    folder.rename(tmp_path / "gone")
     log.go_back(0, 0)
     log.step(report(1))
     log.close()

@@ -19,3 +19,11 @@ def test_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("")
     write_loss_plot(tmp_path / "metrics.jsonl", tmp_path / "loss.png")
     assert not (tmp_path / "loss.png").exists()
+
+
+def test_lines_that_are_no_points_are_left_out(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_bytes(
+        b'\xff\n{"step": 1, "loss": 2.0}\n{"step": "x", "loss": 2.0}\n{"loss": 2.0}\n{"step": 2, "loss": [1]}\n'
+    )
+    assert read_curves(metrics) == (([1], [2.0]), ([], []))

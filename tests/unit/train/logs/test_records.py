@@ -1,5 +1,6 @@
 """Files of a line per object: what is kept of them, taken back, mended."""
 
+import errno
 import json
 import math
 import os
@@ -31,6 +32,39 @@ def test_what_a_step_back_costs_is_counted(tmp_path: Path) -> None:
     assert (lost.steps_again, lost.seconds_again) == (3, 1.5)
     assert lost.seconds_down == pytest.approx(3600, abs=60)
     assert metrics.read_text() == '{"step": 1, "seconds": 0.5}\n'
+
+
+def test_damaged_lines_are_dropped_and_whole_ones_stay_to_the_byte(tmp_path: Path) -> None:
+    whole = b'{"step": 1,  "seconds": 0.5}\n{"step": 2, "seconds": null}\n'
+    damage = (b"\xff\xfe\n", b"\0" * 4096 + b"\n", b"[" * 100_000 + b"\n", b'{"step": "3"}\n{"loss": 1}\n7\n{"st')
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_bytes(
+        whole.join(damage) + b'\n{"step": 9, "seconds": "x"}\n{"step": 9, "seconds": 0.25}\n{"step": 1}'
+    )
+    assert take_back(metrics, 2).seconds_again == 0.25
+    assert metrics.read_bytes() == whole * 3 + b'{"step": 1}\n'
+
+
+def test_a_disk_without_room_for_the_lines_that_stay_keeps_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = written(tmp_path / "metrics.jsonl", {"step": 1}, {"step": 2})
+    said: list[str] = []
+    records = Records(metrics, LogGuard(said.append))
+    monkeypatch.setattr(os, "replace", full)
+    records.go_back(1)
+    records.append({"step": 2})
+    records.close()
+    assert said == [
+        "metrics.jsonl = not written any more (No space left on device); training goes on without it, make room for "
+        "the next run"
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert metrics.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def full(*paths: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_line_cut_short_does_not_swallow_the_next(tmp_path: Path) -> None:
