@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from megatron_tlm.config.field import above_zero, at_least, at_most, option
+from megatron_tlm.errors import ConfigError
 
 OnNonfinite = Literal["stop", "skip", "rollback"]
 OnSpike = Literal["ignore", "tell", "skip", "rollback", "stop"]
@@ -30,5 +31,10 @@ class ResilienceConfig:
         at_least("resilience", self, {"spike_window": 2, "bad_step_limit": 0})
         at_most("resilience", self, {"spike_window": 100_000, "exit_duration_in_mins": 2**30})
         above_zero("resilience", self, ("spike_sigmas",))
+        for step in self.iterations_to_skip:
+            if step < 1:
+                raise ConfigError(
+                    f"resilience.iterations_to_skip = {step} is below 1, the first step's number; leave it out"
+                )
         if self.exit_duration_in_mins is not None:
             above_zero("resilience", self, ("exit_duration_in_mins",))

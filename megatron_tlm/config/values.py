@@ -78,9 +78,13 @@ def _adapter(declared: Any) -> TypeAdapter[Any]:
 
 def _validate(value: Any, declared: Any, address: str, given: Any, *, strict: bool) -> Any:
     try:
-        return _adapter(declared).validate_python(value, strict=strict)
+        found = _adapter(declared).validate_python(value, strict=strict)
     except ValidationError:
         raise ConfigError(f"{address} = {given!r} {_complaint(given, declared)}") from None
+    if found == "" or (isinstance(found, tuple) and "" in found):
+        # `--save "$FOLDER"` without the variable: the folder meant is not the one that the shell stands in.
+        raise ConfigError(f"{address} = {given!r} has an empty text; give one with letters, or leave it out")
+    return found
 
 
 def _complaint(given: Any, declared: Any) -> str:

@@ -48,6 +48,7 @@ def test_megatrons_names_mean_ours(words: tuple[str, ...], meant: ResilienceConf
         ({"spike_sigmas": -1.0}, "resilience.spike_sigmas = -1.0 is not above 0"),
         ({"spike_window": 1}, "resilience.spike_window = 1 is below 2; give 2 or more"),
         ({"bad_step_limit": -1}, "resilience.bad_step_limit = -1 is below 0"),
+        ({"iterations_to_skip": (3, 0)}, "resilience.iterations_to_skip = 0 is below 1, the first step's number"),
     ],
 )
 def test_values_that_cannot_be_meant(changes: dict[str, float], sentence: str) -> None:

@@ -79,3 +79,12 @@ def test_flags_are_text(value: Any, declared: Any, meant: Any) -> None:
 def test_the_integer_that_was_meant_is_named() -> None:
     with pytest.raises(ConfigError, match=r"'1e5' is not an integer; write 100000 without quotes, point or exponent"):
         from_yaml("1e5", int, "here")
+
+
+@pytest.mark.parametrize(("value", "declared"), [("", str), ("", str | None), (("a", ""), Words)])
+def test_an_empty_text_is_refused(value: Any, declared: Any) -> None:
+    """What a shell makes of a variable that is not there; as a folder it would be the one that the shell stands in."""
+    with pytest.raises(ConfigError, match=r"--save = .* has an empty text; give one with letters, or leave it out"):
+        from_flag(value, declared, "--save")
+    with pytest.raises(ConfigError, match="has an empty text"):
+        from_yaml(list(value) if value else value, declared, "run.yaml:3: checkpoint.save")
