@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from megatron_tlm.config.megatron import REFUSED, REFUSED_VALUES, VALUE_ALIASES
-from megatron_tlm.config.parser import Parser, integer, program
+from megatron_tlm.config.parser import Parser, integer, program, real
 from megatron_tlm.data.documents import MAX_LINE_BYTES
 from megatron_tlm.data.inputs import KNOWN
 from megatron_tlm.data.preprocess import Listener, Options, preprocess
@@ -58,7 +58,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     source.add_argument(
         "--max-line-mb",
-        type=float,
+        type=real(1e-6),
         default=MAX_LINE_BYTES / 1e6,
         metavar="MB",
         help=f"a longer line is a bad one; encoding takes some 50 times its size (default: {MAX_LINE_BYTES / 1e6:.0f})",

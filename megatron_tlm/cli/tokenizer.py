@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from megatron_tlm.config.nearest import did_you_mean
-from megatron_tlm.config.parser import Parser, integer, program
+from megatron_tlm.config.parser import Parser, integer, program, real
 from megatron_tlm.data.documents import read_texts
 from megatron_tlm.data.index_format import token_dtype
 from megatron_tlm.data.inputs import expand_inputs
@@ -47,7 +47,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--vocab-size", type=integer(), required=True, metavar="N", help="pieces in all")
     parser.add_argument(
         "--character-coverage",
-        type=float,
+        type=real(0.98, 1.0),  # sentencepiece's bounds
         default=0.9995,
         metavar="SHARE",
         help="of the characters to give a piece of their own; others become bytes (default: 0.9995)",

@@ -44,6 +44,11 @@ class Options:
             raise DataError(f"workers = {self.workers} is below 1; give 1 or more")
         if self.max_line_bytes < 1:
             raise DataError(f"max_line_bytes = {self.max_line_bytes} is below 1; give a positive size")
+        for key in self.keys:
+            if "/" in key:
+                raise DataError(
+                    f"json_keys = {key!r} holds a '/' and would name a folder in PREFIX_{key}_document; rename it"
+                )
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -61,6 +61,9 @@ def test_mistakes_are_errors(corpus: Path, tmp_path: Path) -> None:
         preprocess.main([*command, "--vocab-file", "v", "--merge-file", "m"])
     with pytest.raises(ConfigError, match=r"GPT2BPETokenizer is not read here; give --tokenizer-type HuggingFaceTok"):
         preprocess.main([*command, "--tokenizer-type", "GPT2BPETokenizer"])
+    for size, found in (("nan", "'nan' is not a finite"), ("inf", "'inf' is not a finite"), ("0", "0 is below 1e-06")):
+        with pytest.raises(ConfigError, match=f"--max-line-mb = {found}"):
+            preprocess.main([*command, "--max-line-mb", size])
     with pytest.raises(DataError, match="tokenizer_type = HuggingFaceTokenizer needs a file"):
         preprocess.main([*command, "--tokenizer-type", "PretrainedFromHF"])
     with pytest.raises(ConfigError, match="tokenizer takes an action"):

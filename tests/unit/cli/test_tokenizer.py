@@ -6,7 +6,7 @@ import pytest
 
 from megatron_tlm.cli import tokenizer
 from megatron_tlm.data.tokenizers import load_tokenizer
-from megatron_tlm.errors import DataError
+from megatron_tlm.errors import ConfigError, DataError
 
 
 def test_trains_under_either_name_of_the_prefix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,3 +27,9 @@ def test_a_vocabulary_too_large_is_told(tmp_path: Path) -> None:
         tokenizer.main(
             ["train", "--input", f"{tmp_path}/a.txt", "--model-prefix", f"{tmp_path}/t", "--vocab-size=9999"]
         )
+
+
+def test_a_coverage_that_sentencepiece_would_not_take_is_told_before_any_work() -> None:
+    command = ["train", "--input", "a.txt", "--model-prefix", "t", "--vocab-size=300", "--character-coverage", "0.5"]
+    with pytest.raises(ConfigError, match=r"--character-coverage = 0.5 lies outside 0.98..1; give one inside"):
+        tokenizer.main(command)

@@ -294,6 +294,8 @@ def test_an_input_given_twice_is_told(corpus: Path, tmp_path: Path) -> None:
     assert told == [f"input: {corpus} named more than once, read once"]
 
 
-def test_a_line_limit_below_one_is_refused() -> None:
+def test_options_that_make_no_sense_are_refused() -> None:
     with pytest.raises(DataError, match="max_line_bytes = 0 is below 1; give a positive size"):
         Options(max_line_bytes=0)
+    with pytest.raises(DataError, match=r"json_keys = 'a/b' holds a '/' .* PREFIX_a/b_document; rename it"):
+        Options(json_keys=["text", "a/b"])
