@@ -1,6 +1,7 @@
 """Pairs out of pairs: many merged into one, one cut into several; blocks of a corpus in memory, never the whole."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -30,9 +31,11 @@ def find_pairs(inputs: Sequence[str]) -> tuple[str, ...]:
 
 
 def merge(prefixes: Sequence[str], output_prefix: str) -> IndexedDataset:
-    """All sequences and documents in the order given. DataError where the token types differ or an index is damaged."""
-    if output_prefix in prefixes:
-        raise DataError(f"output_prefix = {output_prefix} is one of the {len(prefixes)} inputs; give another")
+    """All sequences and documents in the order given.
+
+    DataError where the token types differ, an index is damaged, or the disk is full.
+    """
+    _spare_inputs(output_prefix, prefixes)
     first = _open(prefixes[0])
     for prefix in prefixes[1:]:  # before a byte is written
         other = _open(prefix)
@@ -41,7 +44,7 @@ def merge(prefixes: Sequence[str], output_prefix: str) -> IndexedDataset:
                 f"{prefix} has {other.header.dtype} tokens where {prefixes[0]} has {first.header.dtype}; "
                 "merge pairs of one tokenizer"
             )
-    with IndexedDatasetWriter(output_prefix, first.header.dtype) as writer:
+    with _writer(output_prefix, first.header.dtype) as writer:
         for prefix in prefixes:
             dataset = IndexedDataset(prefix)
             _copy(dataset, range(len(dataset)), writer)
@@ -52,8 +55,9 @@ def split_by_shares(prefix: str, split: str, output_prefix: str) -> dict[str, In
     """`{output_prefix}_train`, `_valid` and `_test` holding what `--split` gives them; None for no sequence."""
     dataset = _open(prefix)
     parts = split_documents(split, len(dataset))
-    names = [f"{output_prefix}_{name}" for name in SPLIT_NAMES]
-    return {name: _write_part(dataset, part, name) for name, part in zip(names, parts, strict=True)}
+    return _write_parts(
+        dataset, {f"{output_prefix}_{name}": part for name, part in zip(SPLIT_NAMES, parts, strict=True)}
+    )
 
 
 def split_evenly(prefix: str, shards: int, output_prefix: str) -> dict[str, IndexedDataset | None]:
@@ -64,10 +68,7 @@ def split_evenly(prefix: str, shards: int, output_prefix: str) -> dict[str, Inde
     targets = np.arange(1, shards) * dataset.num_tokens // shards * dataset.header.dtype.itemsize
     cuts = np.searchsorted(dataset.byte_offsets, targets).tolist()
     ranges = [range(start, stop) for start, stop in pairwise([0, *cuts, len(dataset)])]
-    return {
-        f"{output_prefix}_{number:05d}": _write_part(dataset, part, f"{output_prefix}_{number:05d}")
-        for number, part in enumerate(ranges)
-    }
+    return _write_parts(dataset, {f"{output_prefix}_{number:05d}": part for number, part in enumerate(ranges)})
 
 
 def _open(prefix: str) -> IndexedDataset:
@@ -80,12 +81,36 @@ def _open(prefix: str) -> IndexedDataset:
     return dataset
 
 
+def _write_parts(dataset: IndexedDataset, parts: Mapping[str, range]) -> dict[str, IndexedDataset | None]:
+    for prefix in parts:  # before a byte is written
+        _spare_inputs(prefix, [dataset.prefix])
+    return {prefix: _write_part(dataset, part, prefix) for prefix, part in parts.items()}
+
+
 def _write_part(dataset: IndexedDataset, part: range, prefix: str) -> IndexedDataset | None:
     if not part:
         return None
-    with IndexedDatasetWriter(prefix, dataset.header.dtype) as writer:
+    with _writer(prefix, dataset.header.dtype) as writer:
         _copy(dataset, part, writer)
     return IndexedDataset(prefix)
+
+
+def _spare_inputs(output_prefix: str, prefixes: Sequence[str]) -> None:
+    """DataError where an output would take the place of an input, however the two are spelt."""
+    if pair_paths(output_prefix)[0].resolve() in {pair_paths(prefix)[0].resolve() for prefix in prefixes}:
+        raise DataError(f"output_prefix = {output_prefix} is one of the {len(prefixes)} inputs; give another")
+
+
+@contextmanager
+def _writer(prefix: str, dtype: np.dtype[np.integer]) -> Iterator[IndexedDatasetWriter]:
+    """Inputs are mapped, not read: what the system complains of is the output."""
+    try:
+        with IndexedDatasetWriter(prefix, dtype) as writer:
+            yield writer
+    except OSError as error:
+        raise DataError(
+            f"output_prefix = {prefix} cannot be written ({error.strerror}); make room, and repeat the command"
+        ) from error
 
 
 def _copy(dataset: IndexedDataset, part: range, writer: IndexedDatasetWriter) -> None:

@@ -1,5 +1,7 @@
 """Merging and splitting: nothing lost, nothing twice, the same bytes as if written in one go."""
 
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +88,11 @@ def test_what_cannot_be_merged_or_split_is_refused(tmp_path: Path) -> None:
         merge([small, large], str(tmp_path / "c"))
     with pytest.raises(DataError, match="is one of the 2 inputs"):
         merge([small, large], large)
+    with pytest.raises(DataError, match=r"output_prefix = .*/\.\./.*/b\.bin is one of the 2 inputs; give another"):
+        merge([small, large], f"{tmp_path}/../{tmp_path.name}/b.bin")
+    train = write(tmp_path / "c_train", [[3]])
+    with pytest.raises(DataError, match=r"output_prefix = .*c_train is one of the 1 inputs; give another"):
+        split_by_shares(train, "1,1", str(tmp_path / "c"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"holds no \.bin/\.idx pair"):
         find_pairs([str(tmp_path / "empty")])
@@ -97,3 +104,19 @@ def test_what_cannot_be_merged_or_split_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.idx").unlink()
     with pytest.raises(DataError, match=r"a\.idx does not exist"):
         merge(find_pairs([str(tmp_path)]), str(tmp_path / "c"))
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = write(tmp_path / "a", [[3], [4]])
+    (tmp_path / "out").mkdir()
+
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(IndexedDatasetWriter, "add_documents", fail)
+    told = r"output_prefix = .*out/b\S* cannot be written \(No space left on device\); make room"
+    with pytest.raises(DataError, match=told):
+        merge([whole], str(tmp_path / "out" / "b"))
+    with pytest.raises(DataError, match=told):
+        split_evenly(whole, 2, str(tmp_path / "out" / "b"))
+    assert list((tmp_path / "out").iterdir()) == []
