@@ -6,13 +6,14 @@ from typing import Any, Literal
 
 from megatron_tlm.errors import few
 
-Status = Literal["pass", "warn", "fail"]
-_ORDER: tuple[Status, ...] = ("fail", "warn", "pass")
+Status = Literal["pass", "warn", "fail", "skip"]
+_ORDER: tuple[Status, ...] = ("fail", "warn", "skip", "pass")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """`text` is what was found; `remedy` what to do about it, for all but a pass; `where` the nodes, if not all."""
+    """`text` is what was found, or why nothing could be; `remedy` what to do about a warning or a failure; `where` the
+    nodes, if not all."""
 
     check: str
     status: Status
@@ -40,6 +41,11 @@ def failed(check: str, text: str, remedy: str) -> Finding:
     return Finding(check, "fail", text, remedy)
 
 
+def skipped(check: str, reason: str) -> Finding:
+    """What could not be looked at, because of something else that failed."""
+    return Finding(check, "skip", reason)
+
+
 def refused(check: str, error: Exception) -> Finding:
     """A failure that a sentence of this package tells: what is wrong, then a semicolon, then the way out."""
     text, _, remedy = " ".join(str(error).split()).partition("; ")
@@ -62,11 +68,11 @@ def verdict(findings: Sequence[Finding]) -> str:
         first = warnings[0]
         more = f" (and {len(warnings) - 1} more, above)" if len(warnings) > 1 else ""
         return f"ready, with a warning: {first.check}{_where(first)}: {first.text}; {first.remedy}{more}"
-    return f"ready: all {len(findings)} checks passed"
+    return f"ready: all {sum(item.status == 'pass' for item in findings)} checks passed"
 
 
 def table(findings: Sequence[Finding]) -> str:
-    """A line a finding, and below each that did not pass, what to do."""
+    """A line a finding, and below each that is to be mended, what to do."""
     width = max((len(finding.check) for finding in findings), default=0)
     lines = []
     for finding in findings:

@@ -1,12 +1,11 @@
 """All ranks together, before the run: the same code and data, one clock, shared folders, every axis, one step.
 
 Each chapter ends at the launcher's store, not in a collective, so that a rank whose network is broken can still say so
-and the others do not wait for it. The first chapter with a failure is the last.
+and the others do not wait for it. What a failure leaves in doubt is told as left out, all else is looked at.
 """
 
-import resource
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,31 +13,39 @@ from typing import Any
 
 import torch
 
-from megatron_tlm.comm.groups import Mesh, barrier, build_mesh, init_distributed, lone_store, new_groups_wait
+from megatron_tlm.comm.groups import (
+    Mesh,
+    barrier,
+    build_mesh,
+    default_backend,
+    init_distributed,
+    lone_store,
+    new_groups_wait,
+)
 from megatron_tlm.comm.meeting import Meeting
-from megatron_tlm.config.schema import CheckpointConfig, Config, DataConfig
-from megatron_tlm.data.loader import micro_batches
-from megatron_tlm.data.mock_dataset import MockDataset
+from megatron_tlm.config.schema import Config
 from megatron_tlm.doctor.axes import axis_findings, measure_axes
-from megatron_tlm.doctor.finding import Finding, failed, healthy, merged, passed, refused, warned
+from megatron_tlm.doctor.finding import Finding, failed, merged, passed, refused, skipped, warned
 from megatron_tlm.doctor.folders import written_folders
-from megatron_tlm.doctor.run import Examined
-from megatron_tlm.errors import TlmError
+from megatron_tlm.doctor.run import NO_PLAN, Examined
+from megatron_tlm.doctor.step import step_findings, take_step
+from megatron_tlm.errors import TlmError, few
 from megatron_tlm.plan.build import Plan
 from megatron_tlm.plan.grid import Grid
-from megatron_tlm.plan.refusal import gibibytes
-from megatron_tlm.train.engines.build import build_engine, choose_backend, training_device
+from megatron_tlm.train.engines.build import choose_backend, training_device
 from megatron_tlm.train.survival.rank_facts import check_facts, node, told_facts
 from megatron_tlm.train.survival.rank_work import unshared
 
 # Between nodes; what a barrier adds is a thousandth of it.
 CLOCK_WARN_SECONDS, CLOCK_FAIL_SECONDS = 1.0, 30.0
 MUST_SHARE = "checkpoint.save"
+ALIKE = "all ranks alike"
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What every rank brings; `config` and `examined` are None where no configuration was given."""
+    """What every rank brings; `config` and `examined` are None where no configuration was given, or `refusal` says why
+    it cannot be read."""
 
     meeting: Meeting
     config: Config | None
@@ -46,10 +53,18 @@ class Rehearsal:
     local: Sequence[Finding]  # of this node; its first rank alone looks
     timeout: timedelta
     step: bool = True
+    refusal: str | None = None
 
-    @property
-    def plan(self) -> Plan | None:
-        return None if self.examined is None or self.examined.prepared is None else self.examined.prepared.plan
+
+@dataclass(frozen=True)
+class _Chapter:
+    """`act` on every rank, then `judge` on what all got; left out where a check failed whose name begins as one of
+    `needs`."""
+
+    name: str
+    needs: tuple[str, ...]
+    act: Callable[[], Any]
+    judge: Callable[[Sequence[Any]], list[Finding]]
 
 
 def rehearse(rehearsal: Rehearsal) -> list[Finding]:
@@ -63,33 +78,55 @@ def rehearse(rehearsal: Rehearsal) -> list[Finding]:
 
 def _rehearse(rehearsal: Rehearsal) -> list[Finding]:
     meeting, found = rehearsal.meeting, list[Finding]()
-    told = {"node": node(), "findings": [item.to_json() for item in rehearsal.local], "facts": _facts(rehearsal)}
+    told = {
+        "node": node(),
+        "findings": [item.to_json() for item in rehearsal.local],
+        "facts": _facts(rehearsal),
+        "data": [] if rehearsal.examined is None else list(rehearsal.examined.digests.values()),
+    }
     found += _findings(meeting.decide("nodes", told, _meet_nodes))
-    if not healthy(found):
-        return found
     if rehearsal.config is not None:
         for address, folder in written_folders(rehearsal.config).items():
-            found += _folder(meeting, address, folder)
-    mesh: list[Mesh] = []
-    chapters: list[tuple[str, Callable[[], Any], Callable[[Sequence[Any]], list[Finding]]]] = [
-        ("groups", lambda: mesh.append(_join(rehearsal)), _groups),
-        ("clock", _clock, _clocks),
-        ("axes", lambda: _axes(rehearsal, mesh[0]), _axis_rows),
-    ]
-    if rehearsal.step and rehearsal.config is not None and rehearsal.plan is not None:
-        config, plan = rehearsal.config, rehearsal.plan
-        chapters.append(("step", lambda: _step(config, plan, mesh[0]), lambda told: _steps(told, plan)))
-    for name, act, judge in chapters:
-        if not healthy(found):
-            break
-        found += _chapter(rehearsal, name, act, judge)
+            needs = (ALIKE, address)
+            found += _left_out(f"{address} shared", needs, found) or _folder(meeting, address, folder)
+    for chapter in _chapters(rehearsal, _common_plan(rehearsal, found)):
+        found += _left_out(chapter.name, chapter.needs, found) or _take(rehearsal, chapter)
     return found
 
 
-def _chapter(
-    rehearsal: Rehearsal, name: str, act: Callable[[], Any], judge: Callable[[Sequence[Any]], list[Finding]]
-) -> list[Finding]:
+def _common_plan(rehearsal: Rehearsal, found: Sequence[Finding]) -> Plan | None:
+    """None where any rank has none: a layout is all ranks' or nobody's."""
+    plan = None if rehearsal.examined is None else rehearsal.examined.plan
+    if _left_out("plan", (ALIKE,), found):
+        return None
+    return plan if rehearsal.meeting.decide("plan", plan is not None, all) else None
+
+
+def _left_out(name: str, needs: tuple[str, ...], found: Sequence[Finding]) -> list[Finding]:
+    """A row that says why, where something that is needed failed or was left out itself."""
+    broken = [item.check for item in found if item.status in ("fail", "skip") and item.check.startswith(needs)]
+    return [skipped(name, f"not tried, for {broken[0]}: see there")] if broken else []
+
+
+def _chapters(rehearsal: Rehearsal, plan: Plan | None) -> Iterator[_Chapter]:
+    """`plan` is that of all ranks; without it the groups are made as for data parallelism alone."""
+    config, mesh = rehearsal.config, list[Mesh]()
+    listens = {"nccl": "NCCL"}.get(_backend(config), "gloo")
+    yield _Chapter("groups", (ALIKE, listens), lambda: mesh.append(_join(rehearsal, plan)), _groups)
+    yield _Chapter("clock", ("groups",), _clock, _clocks)
+    yield _Chapter("axes", ("groups",), lambda: _axes(rehearsal, mesh[0]), _axis_rows)
+    if not rehearsal.step or config is None:
+        return
+    if plan is None:
+        yield _Chapter("step", ("groups",), lambda: None, lambda told: [skipped("step", NO_PLAN)])
+    else:
+        needs = ("groups", "axes", "axis")
+        yield _Chapter("step", needs, lambda: take_step(config, plan, mesh[0]), lambda told: step_findings(told, plan))
+
+
+def _take(rehearsal: Rehearsal, chapter: _Chapter) -> list[Finding]:
     """`act` on every rank; a rank that fails in it says why, and the judge hears of nothing but successes."""
+    name, act, judge = chapter.name, chapter.act, chapter.judge
     fault, value = None, None
     try:
         with rehearsal.meeting.at_work():
@@ -120,11 +157,9 @@ def _broken(name: str, error: Exception) -> Finding:
 
 
 def _facts(rehearsal: Rehearsal) -> dict[str, Any]:
-    facts = dict(told_facts(rehearsal.meeting, rehearsal.config))
-    digests = () if rehearsal.examined is None else rehearsal.examined.digests
-    corpora = {f"data corpus {number + 1}": digest for number, digest in enumerate(digests)}
-    facts["same"] = facts.get("same", {}) | corpora
-    return facts
+    if rehearsal.refusal is not None:
+        return {"node": node(), "fault": rehearsal.refusal}
+    return dict(told_facts(rehearsal.meeting, rehearsal.config))
 
 
 def _meet_nodes(told: Sequence[Any]) -> list[dict[str, Any]]:
@@ -132,13 +167,36 @@ def _meet_nodes(told: Sequence[Any]) -> list[dict[str, Any]]:
     for item in filter(None, told):
         by_node.setdefault(item["node"], []).extend(Finding.from_json(finding) for finding in item["findings"])
     found = merged(list(by_node.items()))
-    fault = check_facts([item and item["facts"] for item in told])
     ranks = f"{len(told)} ranks on {len(by_node)} node{'s' if len(by_node) > 1 else ''}"
-    if fault is not None:
-        found.append(refused("all ranks alike", TlmError(fault)))
-    else:
-        found.append(passed("all ranks alike", f"{ranks}: same code, versions, configuration and data"))
+    found += _differences([item for item in told if item is not None], ranks, [item.text for item in found])
     return [finding.to_json() for finding in found]
+
+
+def _differences(told: Sequence[Any], who: str, above: Sequence[str]) -> list[Finding]:
+    """Between ranks: of code, versions and configuration, which all else stands on, and of data."""
+    blind = [item for item in told if "fault" in item["facts"]]
+    if blind and all(str(item["facts"]["fault"]).partition("; ")[0] in above for item in blind):
+        return [skipped(ALIKE, f"not compared: {few(list(dict.fromkeys(item['node'] for item in blind)))}, see above")]
+    fault = check_facts([item["facts"] for item in told])
+    if fault is not None:
+        return [refused(ALIKE, TlmError(fault))]
+    return [passed(ALIKE, f"{who}: same code, versions and configuration"), *_data(told)]
+
+
+def _data(told: Sequence[Any]) -> Iterator[Finding]:
+    """Whether every corpus is the same one on all nodes that can read it; the others have told why they cannot."""
+    corpora = list(zip(*(item["data"] for item in told), strict=False))
+    for number, digests in enumerate(corpora):
+        groups: dict[str, list[str]] = {}
+        for item, digest in zip(told, digests, strict=True):
+            if digest is not None:
+                groups.setdefault(f"fingerprint {digest[:12]}", []).append(item["node"])
+        if len(groups) > 1:
+            parts = ", ".join(f"{digest} on {few(list(dict.fromkeys(nodes)))}" for digest, nodes in groups.items())
+            remedy = "copy the .bin/.idx pair anew, `megatron-tlm data verify` prints the hash of one"
+            yield failed("data alike", f"corpus {number + 1} = {parts}", remedy)
+        elif groups:
+            yield passed("data alike", f"corpus {number + 1}: {next(iter(groups))} wherever it can be read")
 
 
 def _findings(told: Sequence[Mapping[str, Any]]) -> list[Finding]:
@@ -155,9 +213,12 @@ def _folder(meeting: Meeting, address: str, folder: Path) -> list[Finding]:
     return [passed(f"{address} local", f"{fault.split(';')[0]}: fine, each node has its own")]
 
 
-def _join(rehearsal: Rehearsal) -> Mesh:
-    meeting, config, plan = rehearsal.meeting, rehearsal.config, rehearsal.plan
-    backend = choose_backend(config) if config is not None else ("nccl" if torch.cuda.is_available() else "gloo")
+def _backend(config: Config | None) -> str:
+    return choose_backend(config) if config is not None else default_backend()
+
+
+def _join(rehearsal: Rehearsal, plan: Plan | None) -> Mesh:
+    meeting, backend = rehearsal.meeting, _backend(rehearsal.config)
     store = meeting.store or lone_store()
     with new_groups_wait(rehearsal.timeout):
         init_distributed(backend, rehearsal.timeout, rank=meeting.rank, world_size=meeting.world_size, store=store)
@@ -196,63 +257,3 @@ def _axes(rehearsal: Rehearsal, mesh: Mesh) -> dict[str, Any]:
 
 def _axis_rows(told: Sequence[Any]) -> list[Finding]:
     return axis_findings([item["value"] for item in told], [item["node"] for item in told])
-
-
-def _step(config: Config, plan: Plan, mesh: Mesh) -> dict[str, Any]:
-    """One optimizer step of the run's own model and layout on made-up data, from fresh weights; nothing is written."""
-    alone = replace(config, data=DataConfig(mock_data=True), checkpoint=CheckpointConfig())
-    device = training_device(config)
-    before = _peak_bytes(device)
-    engine = build_engine(alone, plan, mesh)
-    batch = plan.micro_batches * config.training.micro_batch_size * plan.grid.data
-    data = micro_batches(
-        MockDataset(2 * batch, plan.seq_length, plan.shape.vocab_size, config.training.seed),
-        start_sample=0,
-        micro_batch_size=config.training.micro_batch_size,
-        global_batch_size=batch,
-        data_rank=mesh.data.rank,
-        data_size=mesh.data.size,
-    )
-    start = time.perf_counter()
-    result = engine.train_step(data, config.optimizer.lr)
-    seconds = time.perf_counter() - start
-    taken = _peak_bytes(device) - (0 if device.type == "cuda" else before)
-    return {
-        "seconds": seconds,
-        "loss": result.loss,
-        "stage": mesh.coordinate.pipe,
-        "peak": taken,
-        "device": device.type,
-    }
-
-
-def _peak_bytes(device: torch.device) -> int:
-    """Of torch's allocator on a GPU; on the CPU the largest resident size so far of this process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _steps(told: Sequence[Any], plan: Plan) -> list[Finding]:
-    values = [item["value"] for item in told]
-    slowest = max(told, key=lambda item: item["value"]["seconds"])
-    found = [
-        passed(
-            "step",
-            f"loss {values[0]['loss']:.4f} after {slowest['value']['seconds']:.2f} s, the first of a process is the "
-            "slowest",
-        )
-    ]
-    losses = {f"{value['loss']:.6g}" for value in values}
-    if len(losses) > 1:
-        found = [failed("step", f"ranks see {len(losses)} different losses of one step", "report this: it is a bug")]
-    fullest = max(told, key=lambda item: item["value"]["peak"] - plan.memory[item["value"]["stage"]].total)
-    value = fullest["value"]
-    planned = plan.memory[value["stage"]].total
-    who = f"rank {fullest['rank']} on {fullest['node']}"
-    text = f"{who} took {gibibytes(value['peak'])} of the plan's {gibibytes(planned)}"
-    if value["device"] == "cuda" and value["peak"] > 1.1 * planned:
-        found.append(warned("peak memory", text, "leave more room than the plan says"))
-    else:
-        found.append(passed("peak memory", text + ("" if value["device"] == "cuda" else ", by the process's growth")))
-    return found

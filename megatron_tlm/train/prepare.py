@@ -46,13 +46,7 @@ def prepare(config: Config, world_size: int, damaged: Mapping[Path, str] = Mappi
     require_wandb(config.logging)
     batch = global_batch_size(config, degree)
     train_steps = config.training.train_iters or (config.training.train_samples or 0) // batch
-    tokenizer = _tokenizer(config)
-    vocab_size = config.model.vocab_size or (tokenizer.vocab_size if tokenizer else 0)
-    if tokenizer is not None and tokenizer.vocab_size > vocab_size:
-        raise ConfigError(
-            f"model.vocab_size = {vocab_size} is below the tokenizer's {tokenizer.vocab_size} ids; "
-            "leave --vocab-size out or raise it"
-        )
+    tokenizer, vocab_size = vocabulary(config)
     plan = build_plan(config, vocab_size, data=degree)
     pack_rules(config.data, eod_id(tokenizer), plan.shape.mixer)
     check_corpora(config.data, plan.shape.vocab_size, valid=config.training.eval_iters > 0)
@@ -79,11 +73,18 @@ def prepare(config: Config, world_size: int, damaged: Mapping[Path, str] = Mappi
     )
 
 
-def _tokenizer(config: Config) -> Tokenizer | None:
-    data = config.data
+def vocabulary(config: Config) -> tuple[Tokenizer | None, int]:
+    """The tokenizer, where one is given, and the number of ids; ConfigError where it has more than the model."""
+    data, vocab_size = config.data, config.model.vocab_size
     if data.tokenizer_type is None and data.tokenizer_model is None:
-        return None
-    return load_tokenizer(data.tokenizer_type, data.tokenizer_model, vocab_size=config.model.vocab_size)
+        return None, vocab_size or 0
+    tokenizer = load_tokenizer(data.tokenizer_type, data.tokenizer_model, vocab_size=vocab_size)
+    if tokenizer.vocab_size > (vocab_size or tokenizer.vocab_size):
+        raise ConfigError(
+            f"model.vocab_size = {vocab_size} is below the tokenizer's {tokenizer.vocab_size} ids; "
+            "leave --vocab-size out or raise it"
+        )
+    return tokenizer, vocab_size or tokenizer.vocab_size
 
 
 def eod_id(tokenizer: Tokenizer | None) -> int | None:

@@ -40,6 +40,18 @@ def test_a_run_is_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert last.startswith("not ready: configuration: world size = 3 is not a multiple of tensor x pipeline = 2")
 
 
+def test_a_configuration_that_cannot_be_read_hides_nothing_of_the_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.yaml").write_text("training: {seed: -1}\n")
+    assert main(["--config", str(tmp_path / "run.yaml"), "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    found = {item["check"]: item["status"] for item in told["findings"]}
+    assert {found[name] for name in ("python", "host", "interfaces")} == {"pass"}
+    assert {found[name] for name in ("memory", "data", "folders")} == {"skip"}
+    assert told["verdict"].startswith("not ready: configuration: ")
+
+
 def test_a_taken_port_is_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -64,5 +76,5 @@ def test_a_node_rank_without_a_meeting_point_is_refused() -> None:
 
 
 def test_a_run_of_no_ranks_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--world-size = 0 is below 1; give the ranks of the run"):
+    with pytest.raises(ConfigError, match="--world-size = 0 is below 1; give 1 or more"):
         main(["--preset", "tiny", "--mock-data", "--world-size", "0"])

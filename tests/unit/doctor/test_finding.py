@@ -2,7 +2,18 @@
 
 import pytest
 
-from megatron_tlm.doctor.finding import Finding, failed, healthy, merged, passed, refused, table, verdict, warned
+from megatron_tlm.doctor.finding import (
+    Finding,
+    failed,
+    healthy,
+    merged,
+    passed,
+    refused,
+    skipped,
+    table,
+    verdict,
+    warned,
+)
 from megatron_tlm.errors import ConfigError
 
 GOOD, ODD, BAD = (
@@ -20,6 +31,8 @@ GOOD, ODD, BAD = (
         ([ODD, ODD], "ready, with a warning: clock: 2 s ahead; start ntpd (and 1 more, above)"),
         ([ODD, BAD], "not ready: disk: full; make room"),
         ([BAD, GOOD, BAD], "not ready: disk: full; make room (and 1 more to mend, above)"),
+        ([skipped("step", "no plan"), BAD], "not ready: disk: full; make room"),
+        ([skipped("step", "no plan"), GOOD], "ready: all 1 checks passed"),
     ],
 )
 def test_the_verdict_is_the_worst_and_what_to_do(findings: list[Finding], sentence: str) -> None:
@@ -35,6 +48,7 @@ def test_a_refusal_of_the_package_is_text_and_remedy() -> None:
 
 def test_rows_that_do_not_pass_say_what_to_do() -> None:
     assert table([GOOD, BAD]) == "pass  python  3.12\nfail  disk    full\n              -> make room"
+    assert table([skipped("step", "not tried")]) == "skip  step  not tried"
 
 
 def test_nodes_that_found_the_same_share_a_row() -> None:
