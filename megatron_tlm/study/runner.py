@@ -23,7 +23,7 @@ from megatron_tlm.config.dump import dump
 from megatron_tlm.config.load import load_file
 from megatron_tlm.errors import ConfigError
 from megatron_tlm.study.choice import snapshot
-from megatron_tlm.study.design import Design, RunId
+from megatron_tlm.study.design import RUNS, Design, RunId
 from megatron_tlm.study.record import differences, run_facts
 from megatron_tlm.study.runs import (
     CONFIG_NAME,
@@ -109,12 +109,14 @@ class Runner:
         if not free:
             return True
         now = snapshot(self.design)
+        elsewhere = any(result.state is State.RUNNING for result in now.results.values())
         for run in now.pending:
             if not free:
                 break
             if self._start(run, free[0]):
                 del free[0]
-        elsewhere = any(result.state is State.RUNNING for result in now.results.values())
+            else:
+                elsewhere = True  # another study was faster, and what it has done may ask for more
         return bool(self._slots) or elsewhere
 
     def _start(self, run: RunId, slot: int) -> bool:
@@ -124,7 +126,10 @@ class Runner:
         if lock is None:
             return False
         with lock:
-            step = read_run(self.design, run).step
+            result = read_run(self.design, run)
+            if result.state in (State.FINISHED, State.FAILED):
+                return False  # by another study, since the snapshot was taken
+            step = result.step
             write_config(self.design, run)
             self._slots[slot] = _Started(run, self._launch(folder, slot, lock), step)
         self.say(f"{run.path}: {f'goes on, it had come to step {step}' if step else 'started'}")
@@ -180,7 +185,7 @@ def write_config(design: Design, run: RunId) -> None:
 
 def forget_failures(design: Design) -> int:
     """Lets failed runs be tried again from their last checkpoint; how many."""
-    found = list((design.folder / "runs").rglob(FAILED_NAME))
+    found = list((design.folder / RUNS).rglob(FAILED_NAME))
     for path in found:
         path.unlink()
     return len(found)

@@ -207,6 +207,42 @@ def test_a_run_that_another_study_has_in_hand_is_left_to_it(tmp_path: Path) -> N
     assert set(states(own).values()) == {State.FINISHED}
 
 
+def test_a_run_that_another_study_has_finished_meanwhile_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, told = design(tmp_path, seeds=[1], learning_rates=[0.002]), []
+    late = runner(own, told.append)
+    before = snapshot(own)
+    assert runner(own).run()
+    monkeypatch.setattr("megatron_tlm.study.runner.snapshot", lambda design: before)
+    assert late._fill()  # it looks again
+    assert (told, late._slots) == ([], {})
+
+
+def test_two_studies_at_once_share_runs_out_and_one_ends_what_the_other_was_killed_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uncut: dict[str, bytes]
+) -> None:
+    place = "cosine/lr-0.002/seed-1"
+    (tmp_path / "cut").mkdir()
+    own = design(tmp_path / "cut")
+    monkeypatch.setenv("HANG", place)
+    with study_process(tmp_path / "cut") as killed:
+        wait_for(iter(lambda: is_half_done(own, place), None))
+        monkeypatch.delenv("HANG")
+        with study_process(tmp_path / "cut") as other:
+            # All but what the first has in hand, and what waits for it.
+            wait_for(iter(lambda: list(states(own).values()).count(State.FINISHED) >= 3, None))
+            time.sleep(0.5)
+            assert other.poll() is None
+            assert states(own)[place] is State.RUNNING
+            os.kill(killed.pid, signal.SIGKILL)
+            assert other.wait(PATIENCE_SECONDS) == 0
+    assert set(states(own).values()) == {State.FINISHED}
+    assert report_of(own, tmp_path / "report") == uncut
+    told = [path.read_text().count("error") for path in own.folder.rglob("output.txt")]
+    assert told == [0] * 6
+
+
 def test_the_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     own = design(tmp_path, seeds=[1], learning_rates=[0.002])
     assert runner(own).run()
