@@ -1,4 +1,4 @@
-"""What ranks are about to do, compared. Whole runs whose nodes differ are in tests/e2e/test_network.py."""
+"""What ranks are about to do, compared. Whole runs whose nodes differ are in tests/e2e/test_network_faults.py."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
