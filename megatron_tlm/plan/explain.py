@@ -4,8 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
+
+from megatron_tlm.plan import lattice
 from megatron_tlm.plan.build import Plan
 from megatron_tlm.plan.cut import best_cut
+from megatron_tlm.plan.lattice import StageTicks
 from megatron_tlm.plan.refusal import gibibytes
 from megatron_tlm.plan.setting import glue, merge
 
@@ -22,9 +26,21 @@ def explain(plan: Plan) -> tuple[str, ...]:
     return tuple(sentence for sentence in sentences if sentence)
 
 
-def step_time(plan: Plan, stages: Sequence[range]) -> float:
-    """The simulated step time of the plan's model, cut differently."""
-    return plan.with_stages(stages).timeline.step_time
+def step_times(plan: Plan, cuts: Sequence[Stages]) -> list[int]:
+    """The simulated step time of the plan's model in each of these cuts, in ticks.
+
+    All at once and without events: those of 16 stages and 1,536 micro-batches take a second a cut.
+    """
+    if not cuts:
+        return []
+    ticks = (
+        np.array([[sum(getattr(plan.pieces[i], name) for i in stage) for stage in cut] for cut in cuts], dtype=np.int64)
+        for name in StageTicks._fields
+    )
+    pipeline = plan.setting.pipeline
+    batches = max(plan.micro_batches, 1)
+    found = lattice.step_times(StageTicks(*ticks), batches, message=pipeline.message, tied=pipeline.tied)
+    return [int(time) for time in found]
 
 
 def moved_borders(plan: Plan) -> Iterator[tuple[str, int, Stages]]:
@@ -108,10 +124,11 @@ def _bubble(plan: Plan) -> str:
 
 def _moves(plan: Plan) -> str:
     now = plan.timeline.step_time
-    moves = [(step_time(plan, stages), name, stage) for name, stage, stages in moved_borders(plan)]
+    moves = list(moved_borders(plan))
     if not moves or not now:
         return ""
-    time, name, stage = min(moves)
+    times = step_times(plan, [stages for *_, stages in moves])
+    time, name, stage = min((time, name, stage) for time, (name, stage, _) in zip(times, moves, strict=True))
     change = time / now - 1
     if change < 0:
         return f"Moving {name} to stage {stage} would make the step {-change:.2%} faster."
