@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron_tlm.data.gpt_dataset import SampleDataset
+from megatron_tlm.data.indexed_dataset import pair_paths
 from megatron_tlm.errors import DataError
 
 SURPLUS = 0.005  # Megatron's: each corpus is built for half a percent more than its share
@@ -40,10 +41,12 @@ def parse_blend(words: Sequence[str], address: str = "data.data_path") -> Blend:
     """`prefix`, or `weight prefix weight prefix ...`; weights are positive, and normalised."""
     if len(words) == 1 and " " in words[0].strip():
         words = words[0].split()
+    if not words or not all(map(str.strip, words)):
+        raise DataError(
+            f"{address} = {tuple(words)} names no corpus; give a prefix of a .bin/.idx pair (or --mock-data)"
+        )
     if len(words) == 1:
         return Blend((words[0],), None)
-    if not words:
-        raise DataError(f"{address} = () names no corpus; give a prefix of a .bin/.idx pair (or --mock-data)")
     shown = " ".join(words)
     if len(words) % 2:
         raise DataError(
@@ -52,9 +55,10 @@ def parse_blend(words: Sequence[str], address: str = "data.data_path") -> Blend:
         )
     weights = [_parse_weight(word, prefix, address) for word, prefix in zip(words[::2], words[1::2], strict=True)]
     prefixes = tuple(words[1::2])
-    for prefix in prefixes:
-        if prefixes.count(prefix) > 1:
-            raise DataError(f"{address} = {prefix!r} is given {prefixes.count(prefix)} times; add its weights up")
+    paths = [pair_paths(prefix)[0].resolve() for prefix in prefixes]  # one pair can be spelt in several ways
+    for prefix, path in zip(prefixes, paths, strict=True):
+        if paths.count(path) > 1:
+            raise DataError(f"{address} = {prefix!r} is given {paths.count(path)} times; add its weights up")
     normalised = np.array(weights, np.float64)
     total = sum(weights)
     if not math.isfinite(total) or min(weights) / total == 0:

@@ -28,6 +28,7 @@ def test_weights_are_normalised(words: list[str]) -> None:
     ("words", "message"),
     [
         ([], r"\(\) names no corpus; give a prefix"),
+        ([" "], r"\(' ',\) names no corpus; give a prefix"),
         (["0.5", "a", "b"], "'0.5 a b' has 3 words where weights and prefixes come in pairs"),
         (["a", "b"], "'a' is no number, as the weight of 'b' must be"),
         (["-1", "a", "2", "b"], "weight -1 of 'a' is not above 0"),
@@ -37,6 +38,7 @@ def test_weights_are_normalised(words: list[str]) -> None:
         (["1e308", "a", "1e308", "b"], "weights from 1e\\+308 to 1e\\+308 are too far apart or too large to be shares"),
         (["1e-320", "a", "1e300", "b"], "weights from .*e-321 to 1e\\+300 are too far apart"),
         (["1", "a", "2", "a"], "'a' is given 2 times"),
+        (["1", "a", "2", "b", "3", "./a.bin"], "'a' is given 2 times"),
     ],
 )
 def test_what_is_no_blend_is_refused(words: list[str], message: str) -> None:
