@@ -70,3 +70,23 @@ def test_a_rank_is_killed_and_torchrun_goes_on_to_the_end(tmp_path: Path) -> Non
     ]
     assert sorted(path.name for path in (tmp_path / "ck").iterdir()) == ["latest", "step-00000036", "step-00000040"]
     assert ranks_of(mark) == {}, "a process is left"
+
+
+def test_a_mistake_is_told_once_however_often_torchrun_starts_again(tmp_path: Path) -> None:
+    """torchrun cannot be told that no restart mends it; what it starts again ends at once, and in silence."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    wrong = ["--tensor-model-parallel-size", "3", "--ffn-hidden-size", "48"]
+    run = subprocess.run(
+        [*launcher, "--max-restarts", "2", *PACKAGE, "train", *FLAGS.split(), *wrong, "--train-iters", "1"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    sentence = "world size = 2 is not a multiple of tensor x pipeline = 3 x 1 = 3; start 3 ranks"
+    assert run.returncode == 1
+    assert run.stderr.count(f"megatron-tlm: error: {sentence}") == 1, run.stderr
+    assert "attempt_2" in run.stderr, "torchrun did start it again"
+    assert run.stderr.count(sentence) > 1, "and shows the sentence of its last start"
