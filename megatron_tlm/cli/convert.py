@@ -5,12 +5,8 @@ from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, BooleanOptiona
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from megatron_tlm.checkpoint.load import check_complete, find
-from megatron_tlm.checkpoint.manifest import Manifest
-from megatron_tlm.checkpoint.relayout import convert
-from megatron_tlm.checkpoint.verify import verify
-from megatron_tlm.checkpoint.widen import padded_widths
 from megatron_tlm.cli.meter import Meter
 from megatron_tlm.cli.model_flags import add_ckpt_step
 from megatron_tlm.cli.options import note, tell
@@ -21,6 +17,9 @@ from megatron_tlm.plan.grid import Grid
 from megatron_tlm.plan.resolve import check_divisible, is_divisible
 from megatron_tlm.plan.shape import ModelShape
 from megatron_tlm.report.scale import size_text
+
+if TYPE_CHECKING:
+    from megatron_tlm.checkpoint.manifest import Manifest
 
 VERIFY_BY_DEFAULT_BYTES = 1 << 30
 
@@ -99,6 +98,12 @@ def main(arguments: Sequence[str]) -> int:
 def run(args: Namespace) -> int:
     """Convert, tell what came of it, and prove it if asked."""
     tell(_notes(args))
+    # Only now: torch takes a second to import, and a mistyped flag should not wait for it.
+    from megatron_tlm.checkpoint.load import check_complete, find
+    from megatron_tlm.checkpoint.relayout import convert
+    from megatron_tlm.checkpoint.verify import verify
+    from megatron_tlm.checkpoint.widen import padded_widths
+
     source = find(args.load_dir, args.ckpt_step, tell=note)
     before = check_complete(source)
     grid = before.facts.grid
@@ -166,7 +171,7 @@ def _notes(args: Namespace) -> list[str]:
     return notes
 
 
-def _summary(path: Path, manifest: Manifest) -> str:
+def _summary(path: Path, manifest: "Manifest") -> str:
     grid, parts = manifest.facts.grid, len(manifest.parts)
     layout = f"tensor {grid.tensor} x pipeline {grid.pipe} x data {grid.data}"
     return f"{path}: {layout}, {parts} part{'s' if parts > 1 else ''}, {size_text(manifest.size_bytes)}"
@@ -199,7 +204,7 @@ def _check_widths(shape: ModelShape, degree: int) -> None:
         raise
 
 
-def _padding(before: Manifest, after: Manifest) -> list[str]:
+def _padding(before: "Manifest", after: "Manifest") -> list[str]:
     """What --pad-widths added, and how training asks for the model that it made."""
     old, new = before.facts.shape, after.facts.shape
     if old.widths == new.widths:
