@@ -7,6 +7,7 @@ from typing import Any
 from megatron_tlm.cli.model_flags import add_checkpoint_flags
 from megatron_tlm.cli.options import note
 from megatron_tlm.config.parser import Parser, integer, program, real
+from megatron_tlm.config.values import is_text
 from megatron_tlm.errors import ConfigError
 
 EXAMPLES = """\
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
 
     temperature = 0.0 if args.greedy else args.temperature
     sampling = Sampling(temperature=temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
-    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    prompt = _standard_input() if args.prompt == "-" else args.prompt
     restored = load_model(args.load, args.ckpt_step, tell=note, hashes=not args.no_check_hashes)
     tokenizer = restored.tokenizer_for("--prompt", "give the --load of a run that had one")
     ids = tokenizer.encode(prompt) or [tokenizer.eod_id]
@@ -69,6 +70,16 @@ def main(arguments: Sequence[str]) -> int:
         print(piece, end="", flush=True)
     print()
     return 0
+
+
+def _standard_input() -> str:
+    try:
+        given = sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--prompt = byte {error.start} of standard input is no UTF-8; convert the text") from None
+    if not is_text(given):
+        raise ConfigError("--prompt = standard input holds bytes that are no UTF-8; convert the text")
+    return given
 
 
 def decoded(tokens: Iterable[int], prompt: Sequence[int], tokenizer: Any) -> Iterator[str]:

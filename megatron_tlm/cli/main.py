@@ -12,6 +12,7 @@ from typing import Protocol, cast
 from megatron_tlm import __version__
 from megatron_tlm.cli.failure import USER_ERROR, report
 from megatron_tlm.config.nearest import did_you_mean
+from megatron_tlm.config.values import is_text
 from megatron_tlm.errors import ConfigError, TlmError
 
 INTERRUPTED = 130
@@ -103,6 +104,12 @@ def _dispatch(words: list[str]) -> int:
         return 0
     if name not in COMMANDS:
         raise ConfigError(f"{name} is not a command; {did_you_mean(name, COMMANDS)}")
+    for number, word in enumerate(words, start=1):
+        # Bytes that are none come as lone surrogates, which no file of ours and few consoles can hold.
+        if not is_text(word):
+            raise ConfigError(
+                f"argument {number} = {word!a} is no UTF-8 text; write it in UTF-8, or rename the file"
+            )
     # Read once, when the command loads torch; what the user has set stays.
     for variable, value in OPENMP_DEFAULTS.items():
         os.environ.setdefault(variable, value)

@@ -81,10 +81,22 @@ def _validate(value: Any, declared: Any, address: str, given: Any, *, strict: bo
         found = _adapter(declared).validate_python(value, strict=strict)
     except ValidationError:
         raise ConfigError(f"{address} = {given!r} {_complaint(given, declared)}") from None
-    if found == "" or (isinstance(found, tuple) and "" in found):
+    texts = [item for item in (found if isinstance(found, tuple) else (found,)) if isinstance(item, str)]
+    if "" in texts:
         # `--save "$FOLDER"` without the variable: the folder meant is not the one that the shell stands in.
         raise ConfigError(f"{address} = {given!r} has an empty text; give one with letters, or leave it out")
+    if not all(map(is_text, texts)):
+        raise ConfigError(f"{address} = {given!a} holds half a surrogate pair, which is no text; mend it")
     return found
+
+
+def is_text(value: str) -> bool:
+    """Whether UTF-8 can hold it: bytes of a command line that are none come as lone surrogates."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _complaint(given: Any, declared: Any) -> str:

@@ -59,7 +59,9 @@ def kept_probabilities(logits_V: Tensor, sampling: Sampling) -> Tensor:
     if sampling.top_p < 1:
         sorted_V, order_V = probabilities_V.sort(descending=True, stable=True)
         # A token stays while the better ones hold less than top_p: the best one always does.
-        sorted_V[sorted_V.cumsum(dim=-1) - sorted_V >= sampling.top_p] = 0.0
+        cut_V = sorted_V.cumsum(dim=-1) - sorted_V >= sampling.top_p
+        cut_V[0] = False  # what the cut is compared with may be too small for float32
+        sorted_V[cut_V] = 0.0
         probabilities_V = torch.zeros_like(probabilities_V).index_copy_(0, order_V, sorted_V)
     return probabilities_V / probabilities_V.sum()
 

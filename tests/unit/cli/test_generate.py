@@ -52,6 +52,17 @@ def test_a_prompt_can_come_through_a_pipe_or_be_empty(
     assert main(generate(checkpoint, "--prompt", "", "--greedy")) == 0
 
 
+@pytest.mark.parametrize(
+    ("errors", "told"), [("strict", "byte 1 of standard input"), ("surrogateescape", "holds bytes")]
+)
+def test_a_prompt_of_other_bytes_is_told(
+    errors: str, told: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), encoding="utf-8", errors=errors))
+    assert main(generate(checkpoint, "--prompt", "-")) == 2
+    assert told in capsys.readouterr().err
+
+
 def test_new_tokens_end_where_the_model_does(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(generate(checkpoint, "--prompt", "x" * 30)) == 0
     assert "--max-new-tokens = 8 is cut to 2: the model was made for 32 tokens" in capsys.readouterr().err

@@ -50,6 +50,11 @@ def test_a_mistake_is_one_line_and_exit_code_two(
     assert capsys.readouterr().err == f"megatron-tlm: error: {line}\n"
 
 
+def test_bytes_that_are_no_text_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--config", "caf\udce9.yaml"]) == 2
+    assert r"argument 3 = 'caf\udce9.yaml' is no UTF-8 text; write it in UTF-8" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("variable", "rank"), [("RANK", "3"), ("LOCAL_RANK", "1")])
 def test_other_ranks_fail_in_silence(
     variable: str, rank: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -88,3 +88,5 @@ def test_an_empty_text_is_refused(value: Any, declared: Any) -> None:
         from_flag(value, declared, "--save")
     with pytest.raises(ConfigError, match="has an empty text"):
         from_yaml(list(value) if value else value, declared, "run.yaml:3: checkpoint.save")
+    with pytest.raises(ConfigError, match=r"save = 'a\\ud800' holds half a surrogate pair, which is no text; mend it"):
+        from_yaml("a\ud800", str, "run.yaml:3: checkpoint.save")

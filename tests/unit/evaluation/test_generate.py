@@ -49,6 +49,7 @@ def test_a_seed_decides_the_text(stage: Stage) -> None:
     assert text(1) != text(2)
     assert text(1, top_k=1) == uncached_greedy(stage, PROMPT, 20)
     assert text(2, top_p=1e-9) == uncached_greedy(stage, PROMPT, 20)
+    assert text(2, top_p=1e-300) == uncached_greedy(stage, PROMPT, 20)
 
 
 def test_only_ids_that_the_tokenizer_knows_are_drawn(stage: Stage) -> None:
