@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from megatron_tlm.plan.explain import counted
 from megatron_tlm.study.html import write_page
 from megatron_tlm.study.markdown import write_markdown
 from megatron_tlm.study.parts import Section
@@ -21,8 +22,9 @@ def write_report(results: StudyResults, folder: Path) -> list[Path]:
     file = results.design.file
     title = f"Study {file.name}"
     subtitle = (
-        f"{len(file.arms)} arms, {len(file.learning_rates)} learning rates on {len(file.tuning_seeds)} tuning seeds, "
-        f"{len(file.seeds)} seeds; compared with {file.reference}"
+        f"{counted(len(file.arms), 'arm')}, {counted(len(file.learning_rates), 'learning rate')} on "
+        f"{counted(len(file.tuning_seeds), 'tuning seed')}, {counted(len(file.seeds), 'seed')}; compared with "
+        f"{file.reference}"
     )
     page, text, numbers = folder / "report.html", folder / "report.md", folder / "results.json"
     replace_text(page, write_page(title, subtitle, parts))

@@ -182,10 +182,14 @@ def _tuning(results: StudyResults, arms: tuple[ArmResult, ...], group: str) -> I
     file = results.design.file
     rates = file.learning_rates
     seeds = ", ".join(map(str, file.tuning_seeds))
-    yield Words(
-        f"Every arm tried the same {len(rates)} rates on seed {seeds}; its best by validation loss (*) ran all seeds. "
-        "The tuning run is one of them, where its seed is. Rates are chosen on the text that results are told of."
-    )
+    if len(rates) == 1:
+        yield Words(f"Every arm ran at the one rate {rates[0]:g}; nothing was tuned.")
+    else:
+        yield Words(
+            f"Every arm tried the same {len(rates)} rates on seed {seeds}; its best by validation loss (*) ran all "
+            "seeds. The tuning run is one of them, where its seed is. Rates are chosen on the text that results are "
+            "told of."
+        )
     rows = []
     for arm in arms:
         means = tuning_means(arm)

@@ -14,6 +14,8 @@ from megatron_tlm.cli.main import COMMANDS, MODULES, main
 from megatron_tlm.config.document import read_text
 from megatron_tlm.config.load import build
 from megatron_tlm.config.parser import Parser
+from megatron_tlm.config.study import read_study
+from megatron_tlm.study.design import Design
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").rglob("*.md")))
@@ -126,9 +128,14 @@ def test_every_folder_of_the_tree_is_named() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_yaml_shown_is_a_configuration(page: Path) -> None:
+def test_every_yaml_shown_is_a_configuration_or_a_study(page: Path, tmp_path: Path) -> None:
     for text in blocks(page, "yaml"):
-        build([read_text(text, page.name)])
+        if "\nstudy:" in text:
+            (tmp_path / "shown.yaml").write_text(text, encoding="utf-8")
+            own = Design(read_study(tmp_path / "shown.yaml"), tmp_path)
+            assert [own.config(run).training.seed for run in own.tuning_runs()]
+        else:
+            build([read_text(text, page.name)])
 
 
 def test_the_readme_is_read_in_ten_minutes() -> None:
