@@ -72,6 +72,7 @@ class _Started:
     run: RunId
     process: "subprocess.Popen[bytes]"
     former_step: int
+    signals: int = 0  # of those that the study got, handed on
 
 
 @dataclass
@@ -83,7 +84,7 @@ class Runner:
     say: Callable[[str], None]
     command: Command = train_command
     _slots: dict[int, _Started] = field(default_factory=dict)
-    _stopped: bool = False
+    _signals: int = 0
 
     def run(self) -> bool:
         """True when every run is done or failed; False when it was asked to stop, with its runs saved."""
@@ -92,9 +93,10 @@ class Runner:
             rescan = time.monotonic()
             while True:
                 ended = self._collect()
-                if self._stopped and not self._slots:
+                self._hand_on_signals()
+                if self._signals and not self._slots:
                     return False
-                if not self._stopped and (ended or time.monotonic() >= rescan):
+                if not self._signals and (ended or time.monotonic() >= rescan):
                     if not self._fill():
                         return True
                     rescan = time.monotonic() + RESCAN_SECONDS
@@ -111,7 +113,7 @@ class Runner:
         now = snapshot(self.design)
         elsewhere = any(result.state is State.RUNNING for result in now.results.values())
         for run in now.pending:
-            if not free:
+            if not free or self._signals:
                 break
             if self._start(run, free[0]):
                 del free[0]
@@ -161,16 +163,21 @@ class Runner:
         result = read_run(self.design, started.run)
         if result.state is State.FINISHED:
             self.say(f"{started.run.path}: finished, validation loss {result.loss:.4f}")
-        elif self._stopped or (code in STOPPED and result.step > started.former_step):
+        elif self._signals or (code in STOPPED and result.step > started.former_step):
             self.say(f"{started.run.path}: interrupted after step {result.step} of {result.train_steps}")
         else:
             write_failure(self.design.run_folder(started.run), code)
             self.say(f"{started.run.path}: failed, {read_run(self.design, started.run).reason}")
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        self._stopped = True
+        # No more: a run that is being started at this moment is in no slot yet.
+        self._signals += 1
+
+    def _hand_on_signals(self) -> None:
         for started in self._slots.values():
-            started.process.terminate()
+            while started.signals < self._signals:
+                started.process.terminate()
+                started.signals += 1
 
 
 def write_config(design: Design, run: RunId) -> None:

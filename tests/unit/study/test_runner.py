@@ -17,7 +17,7 @@ from megatron_tlm.study.report import write_report
 from megatron_tlm.study.results import gather
 from megatron_tlm.study.runner import Resources, forget_failures, train_command
 from megatron_tlm.study.runs import FAILED_NAME, State, is_locked, read_run, try_lock
-from tests.unit.study.studies import design, files_of, runner, write
+from tests.unit.study.studies import design, files_of, play, runner, write
 
 DRIVER = Path(__file__).with_name("studies.py")
 PATIENCE_SECONDS = 60.0
@@ -124,6 +124,23 @@ def test_interrupted_at_any_point_and_continued_gives_the_identical_report(
 def is_half_done(own: Design, place: str) -> bool:
     found = [result for run, result in snapshot(own).results.items() if run.path == place]
     return bool(found) and found[0].step == 3
+
+
+def test_a_signal_in_the_midst_of_a_start_reaches_the_run_that_is_being_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, told = design(tmp_path), []
+    monkeypatch.setenv("HANG", "seed-1")
+    waiting = runner(own, told.append)
+
+    def play_and_be_told_to_stop(path: Path, ranks: int) -> list[str]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return play(path, ranks)
+
+    waiting.command = play_and_be_told_to_stop
+    assert not waiting.run()
+    assert [line.split(": ")[1][:11] for line in told] == ["started", "interrupted"]
+    assert set(states(own).values()) <= {State.WAITING, State.INTERRUPTED}
 
 
 def test_a_failed_arm_is_shown_as_failed_and_the_rest_is_compared(
