@@ -42,7 +42,7 @@ def of_checkpoint(args: Namespace, parallel: ParallelConfig, launch: Launch) -> 
 
 def of_hugging_face(args: Namespace) -> dict[str, Any]:
     """On this process alone."""
-    from megatron_tlm.evaluation.novelty_hugging_face import hugging_face_novelty, load_hugging_face
+    from megatron_tlm.evaluation.novelty_hugging_face import hugging_face_novelty, load_hugging_face, load_tokenizer
 
     model = load_hugging_face(args.hugging_face, trust_remote_code=args.trust_remote_code)
     positions = getattr(model.config, "max_position_embeddings", HUGGING_FACE_LENGTH)
@@ -50,9 +50,7 @@ def of_hugging_face(args: Namespace) -> dict[str, Any]:
     if args.data_path:
         stream = _pair(args, model.config.vocab_size)
     else:
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(args.hugging_face, local_files_only=True)
+        tokenizer = load_tokenizer(args.hugging_face, trust_remote_code=args.trust_remote_code)
         stream = _text(args, lambda text: tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id or 0)
     batches = windows(stream, length, args.micro_batch_size, args.num_tokens)
     return _record(args.hugging_face, args, batches[0].shape[1], hugging_face_novelty(model, batches))
