@@ -15,6 +15,9 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 LAUNCHED = "TORCHELASTIC_RUN_ID"
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 NOT_RETRYABLE = "False"
+# What the kernel, Linux's alone, tells a rank when its torchrun dies. A signal of its own: torchrun sends SIGTERM to stop
+# ranks, and getppid() says nothing yet, for the threads of a process die one after the other.
+LAUNCHER_GONE = signal.SIGRTMIN if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
 # $1 the rank, $2 its launcher, $3 seconds
 _WATCH = """\
@@ -72,12 +75,12 @@ def claim_first_word() -> bool:
 
 
 def stop_with_launcher() -> None:
-    """Have the kernel send this process SIGTERM when its torchrun dies: one that is killed cannot stop its workers.
+    """Have the kernel send this process LAUNCHER_GONE when its torchrun dies: one that is killed stops no workers.
 
-    A run that gets SIGTERM saves and leaves. Linux only; a process that torchrun did not start is left alone.
+    A run then saves and leaves, anything else ends. Linux only; what torchrun did not start is left alone.
     """
-    if LAUNCHED in os.environ and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if LAUNCHED in os.environ and LAUNCHER_GONE is not None:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, LAUNCHER_GONE, 0, 0, 0)
 
 
 def end_stuck_launcher(seconds: int = 30) -> None:

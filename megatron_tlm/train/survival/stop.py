@@ -8,8 +8,8 @@ A job that is cancelled may be sent a signal twice within a moment, by its sched
 and so is SIGTERM after the warning that SIGUSR1 is. Any other second signal ends the process as it always did; what was
 being saved stays hidden, and the checkpoint before is whole.
 
-SIGTERM from the kernel, because torchrun is gone, is no wish: ranks save and leave all the same, but as a failure, or
-the other nodes' torchruns would take the run for finished.
+A torchrun that is gone, which the kernel tells by a signal too, is no wish: ranks save and leave all the same, but as a
+failure, or the other nodes' torchruns would take the run for finished.
 """
 
 import os
@@ -20,7 +20,7 @@ from types import FrameType, TracebackType
 from typing import Self
 
 from megatron_tlm.comm.groups import all_reduce_max
-from megatron_tlm.comm.torchrun import LAUNCHED
+from megatron_tlm.comm.torchrun import LAUNCHER_GONE
 from megatron_tlm.config.resilience import ResilienceConfig
 from megatron_tlm.train.survival.agree import AgreedError
 
@@ -47,7 +47,6 @@ class StopRequest:
         self._began = time.monotonic() if began is None else began
         self._former: dict[int, signal.Handlers | int | None] = {}
         self._signal, self._asked = 0, 0.0
-        self._launcher = os.getppid() if LAUNCHED in os.environ else None
         self._orphaned = False
 
     def agreed(self) -> str | None:
@@ -77,6 +76,8 @@ class StopRequest:
         # Only the main thread may set handlers; a run inside another thread is stopped by whoever started it.
         if threading.current_thread() is threading.main_thread():
             self._former = {number: signal.signal(number, self._ask) for number in STOPPING}  # type: ignore[misc]
+            if LAUNCHER_GONE is not None:
+                self._former[LAUNCHER_GONE] = signal.signal(LAUNCHER_GONE, self._lose)  # type: ignore[assignment]
         return self
 
     def __exit__(
@@ -86,11 +87,13 @@ class StopRequest:
             signal.signal(number, handler)
         self._former = {}
 
+    def _lose(self, number: int, frame: FrameType | None) -> None:
+        # Behind a wish it is a launcher that was asked too, and ended as it should or, of SIGUSR1, as it does.
+        self._orphaned = not self._signal
+
     def _ask(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if not self._signal or (self._signal == signal.SIGUSR1 and number != self._signal):
-            first, gone = not self._signal, self._launcher not in (None, os.getppid())
-            self._orphaned = first and number == signal.SIGTERM and gone
             self._signal, self._asked = number, now
         elif now - self._asked > SAME_WISH_SECONDS:
             signal.signal(number, signal.SIG_DFL)

@@ -15,11 +15,11 @@ from megatron_tlm.comm.torchrun import ended_for_good, leave_word, restart_count
 WORKER = """
 import signal, sys, time
 from pathlib import Path
-from megatron_tlm.comm.torchrun import stop_with_launcher
+from megatron_tlm.comm.torchrun import LAUNCHER_GONE, stop_with_launcher
 def leave(number, frame):
     Path(sys.argv[1]).write_text("asked to stop")
     sys.exit()
-signal.signal(signal.SIGTERM, leave)
+signal.signal(LAUNCHER_GONE, leave)
 stop_with_launcher()
 print("ready", flush=True)
 time.sleep(30)

@@ -50,20 +50,26 @@ def test_a_second_signal_ends_the_process_unless_it_is_the_same_wish() -> None:
     assert sent(warning, term, term, apart=0.2) == -term
 
 
-def of_an_orphan(*numbers: signal.Signals) -> str:
-    """What a rank makes of `numbers`, the last of them sent by the kernel once its torchrun has gone."""
+def of_an_orphan(*numbers: signal.Signals, then: signal.Signals | None = None) -> str:
+    """What a rank makes of `numbers`, of its torchrun's end, and of one more signal."""
     reader, writer = os.pipe()
     launcher = os.fork()
     if launcher == 0:
         os.environ["TORCHELASTIC_RUN_ID"] = "run"
         ready, ready_writer = os.pipe()
+        parent = os.getpid()
+        threading.Thread(target=time.sleep, args=(30,), daemon=True).start()  # it dies thread by thread
         if os.fork() == 0:
             stop_with_launcher()
             with StopRequest(NOTHING) as stop:
                 for number in numbers:
                     os.kill(os.getpid(), number)
                 os.write(ready_writer, b".")
-                time.sleep(10)  # cut short by the signal
+                deadline = time.monotonic() + 10
+                while os.getppid() == parent and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                if then is not None:
+                    os.kill(os.getpid(), then)
                 os.write(writer, str(stop.agreed()).encode())
             os._exit(0)
         os.read(ready, 1)
@@ -78,7 +84,9 @@ def of_an_orphan(*numbers: signal.Signals) -> str:
 def test_a_torchrun_that_is_gone_is_no_wish_but_after_one_it_is() -> None:
     assert of_an_orphan() == LOST_LAUNCHER
     # Slurm's warning goes to torchrun too, which dies of it.
-    assert of_an_orphan(signal.SIGUSR1) == "SIGTERM"
+    assert of_an_orphan(signal.SIGUSR1) == "SIGUSR1"
+    # Its scheduler asks those that are left to stop: it is a failure all the same.
+    assert of_an_orphan(then=signal.SIGTERM) == LOST_LAUNCHER
 
 
 def test_the_stop_file_is_seen_by_rank_0_alone(tmp_path: Path) -> None:
