@@ -15,7 +15,7 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 LAUNCHED = "TORCHELASTIC_RUN_ID"
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 NOT_RETRYABLE = "False"
-# What the kernel, Linux's alone, tells a rank when its torchrun dies. A signal of its own: torchrun sends SIGTERM to stop
+# What the kernel of Linux tells a rank when its torchrun dies. A signal of its own: torchrun sends SIGTERM to stop
 # ranks, and getppid() says nothing yet, for the threads of a process die one after the other.
 LAUNCHER_GONE = signal.SIGRTMIN if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
