@@ -17,9 +17,9 @@ _ELSEWHERE = {
 }
 
 
-def way_out(error: OSError) -> str:
-    """What a person can do about it."""
-    return _ELSEWHERE.get(error.errno or 0, "make room there or save elsewhere")
+def way_out(error: OSError, otherwise: str = "make room there or save elsewhere") -> str:
+    """What a person can do about it; `otherwise` where the reason tells no more than that it did not work."""
+    return _ELSEWHERE.get(error.errno or 0, otherwise)
 
 
 def require_writable(folder: Path, address: str) -> None:

@@ -5,8 +5,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from megatron_tlm.checkpoint.folder import way_out
+
 # What a full disk, a folder that went or a file cut short come up as.
 LOG_FAULTS = (OSError, ValueError, RuntimeError)
+_ROOM = "make room for the next run"
 _BOARD_THREAD = "_AsyncWriterThread"
 
 
@@ -26,9 +29,8 @@ class LogGuard:
         except LOG_FAULTS as error:
             self._ended.add(log)
             cause = " ".join((getattr(error, "strerror", None) or str(error)).split())
-            self._say(
-                f"{log} = not written any more ({cause}); training goes on without it, make room for the next run"
-            )
+            remedy = way_out(error, _ROOM) if isinstance(error, OSError) else _ROOM
+            self._say(f"{log} = not written any more ({cause}); training goes on without it, {remedy}")
 
     def close(self, log: str, action: Callable[[], object]) -> None:
         """The last of `log`: one that has failed is closed too, in silence."""

@@ -79,6 +79,16 @@ def test_a_full_disk_is_told_once_and_the_run_goes_on(
     assert told.count("\n") == 1
 
 
+def test_a_folder_that_cannot_be_is_told_with_what_helps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    with Heartbeat(tmp_path / "file" / "beats", 0, 1) as heart:
+        heart.beat("training", 1)
+    assert capsys.readouterr().err == (
+        "rank 0: heartbeats = not written any more (Not a directory); training goes on without it, a file is in the "
+        "place of a folder above it, give another folder\n"
+    )
+
+
 def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with Heartbeat(None, 0, 1) as heart:
