@@ -9,6 +9,7 @@ Shapes: B microbatch, S sequence, s this rank's share of it, T keys seen, D mode
 heads, H head width; n and k this rank's.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from megatron_tlm.errors import PlanError
 from megatron_tlm.layers.cache import KeyValueCache
 from megatron_tlm.layers.linear import ColumnLinear, ReplicatedLinear, RowLinear
 from megatron_tlm.layers.norm import SharedHeadNorm
-from megatron_tlm.layers.packing import Packing
+from megatron_tlm.layers.packing import Packing, Span
 from megatron_tlm.layers.placement import Kept, Placement
 from megatron_tlm.layers.residual import BlockOptions, ResidualBlock
 from megatron_tlm.layers.rope import RotaryEmbedding
@@ -74,6 +75,20 @@ def attend(
         is_causal=length == seen and length > 1 and not masked,
         enable_gqa=q_BnSH.shape[1] != k_BkTH.shape[1],
     )
+
+
+def attend_spans(
+    q_BnSH: Tensor, k_BkTH: Tensor, v_BkTH: Tensor, spans: Sequence[Span] | None, dropout: float = 0.0
+) -> Tensor:
+    """`attend` within each span, in time and memory of their squares; None: within each row, whose T may be > S."""
+    if spans is None:
+        return attend(q_BnSH, k_BkTH, v_BkTH, dropout)
+    outputs = []
+    for span in spans:
+        own = (slice(span.row, span.row + 1), slice(None), slice(span.start, span.stop))
+        outputs.append(attend(q_BnSH[own], k_BkTH[own], v_BkTH[own], dropout, span.mask_SS))
+    rows, heads, length, width = q_BnSH.shape
+    return torch.cat(outputs, dim=2).view(heads, rows, length, width).transpose(0, 1)
 
 
 class Attention(ResidualBlock):
@@ -142,13 +157,13 @@ class Attention(ResidualBlock):
         q_BnSH, k_BkSH, v_BkSH = q_BSnH.transpose(1, 2), k_BSkH.transpose(1, 2), v_BSkH.transpose(1, 2)
         if cache is not None:
             k_BkSH, v_BkSH = cache.write(k_BkSH, v_BkSH, position)
-        mask = packing.mask_B1SS if packing is not None else None
+        spans = packing.spans if packing is not None else None
         if self.options.recompute == "selective" and self.training and torch.is_grad_enabled():
             y_BnSH = checkpoint(
-                self._core, q_BnSH, k_BkSH, v_BkSH, mask, use_reentrant=False, preserve_rng_state=self.options.draws
+                self._core, q_BnSH, k_BkSH, v_BkSH, spans, use_reentrant=False, preserve_rng_state=self.options.draws
             )
         else:
-            y_BnSH = self._core(q_BnSH, k_BkSH, v_BkSH, mask)
+            y_BnSH = self._core(q_BnSH, k_BkSH, v_BkSH, spans)
         o_BsD: Tensor = self.o(self.gated(y_BnSH.transpose(1, 2), x_BSD, kept).flatten(2))
         return o_BsD
 
@@ -156,9 +171,9 @@ class Attention(ResidualBlock):
         """What of the heads' outputs goes on to the output projection: here, all."""
         return y_BSnH
 
-    def _core(self, q_BnSH: Tensor, k_BkTH: Tensor, v_BkTH: Tensor, mask_B1SS: Tensor | None = None) -> Tensor:
+    def _core(self, q_BnSH: Tensor, k_BkTH: Tensor, v_BkTH: Tensor, spans: Sequence[Span] | None = None) -> Tensor:
         dropout = self.options.attention_dropout if self.training else 0.0
         if dropout == 0.0:
-            return attend(q_BnSH, k_BkTH, v_BkTH, mask_ST=mask_B1SS)
+            return attend_spans(q_BnSH, k_BkTH, v_BkTH, spans)
         with shard_stream(self.placement.tensor, q_BnSH.device):
-            return attend(q_BnSH, k_BkTH, v_BkTH, dropout, mask_B1SS)
+            return attend_spans(q_BnSH, k_BkTH, v_BkTH, spans, dropout)

@@ -11,6 +11,7 @@ Shapes: B microbatch, S sequence, s this rank's share of it, D model width, H he
 key/value heads, P persistent tokens, T = P + tokens seen.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from megatron_tlm.layers.cache import KeyValueCache
 from megatron_tlm.layers.linear import ColumnLinear, RowLinear
 from megatron_tlm.layers.memory import MemoryCache, MemorySizes, NeuralMemory
 from megatron_tlm.layers.norm import HeadNorm
+from megatron_tlm.layers.packing import Span
 from megatron_tlm.layers.placement import Placement
 from megatron_tlm.layers.residual import BlockOptions, ResidualBlock
 
@@ -151,8 +153,8 @@ class TitansMag(Attention):
         x_BSnH = x_BSc.view(*x_BSc.shape[:2], -1, self.head_width)
         return self.rotary.turn(x_BSnH if norm is None else norm(x_BSnH), position).transpose(1, 2)
 
-    def _core(self, q_BnSH: Tensor, k_BkTH: Tensor, v_BkTH: Tensor, mask_B1SS: Tensor | None = None) -> Tensor:
-        assert mask_B1SS is None  # memory runs through documents: packing is refused for this mixer
+    def _core(self, q_BnSH: Tensor, k_BkTH: Tensor, v_BkTH: Tensor, spans: Sequence[Span] | None = None) -> Tensor:
+        assert spans is None  # memory runs through documents: packing is refused for this mixer
         dropout = self.options.attention_dropout if self.training else 0.0
         if dropout == 0.0:
             return attend_window(q_BnSH, k_BkTH, v_BkTH, self.num_persistent, self.window)

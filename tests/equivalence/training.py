@@ -187,7 +187,7 @@ def _plain_loss(stage: Stage, batch: NDArray[np.int64], data: DataConfig) -> Ten
     rules = pack_rules(data, EOD, stage.plan.shape.mixer)
     inputs = tokens[:, :-1]
     losses = vocab_parallel_cross_entropy(
-        stage(inputs, packing=rules.packing(inputs)), tokens[:, 1:], stage.tensor, VOCAB
+        stage(inputs, packing=rules.packing(batch, inputs.device)), tokens[:, 1:], stage.tensor, VOCAB
     )
     return losses[inputs != EOD].mean() if data.eod_mask_loss else losses.mean()
 

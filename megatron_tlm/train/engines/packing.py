@@ -43,10 +43,12 @@ class PackRules:
             labels_BS = labels_BS.masked_fill(tokens_BS == self.eod_id, IGNORED)
         return tokens_BS, labels_BS
 
-    def packing(self, tokens_BS: Tensor) -> Packing | None:
+    def packing(self, batch: NDArray[np.int64], device: torch.device) -> Packing | None:
+        """Of the tokens that `split` makes of the batch."""
         if not self.changes_model:
             return None
-        return read_packing(tokens_BS, self.eod_id, positions=self.positions, attention=self.attention)
+        tokens_BS = torch.from_numpy(batch)[:, :-1]
+        return read_packing(tokens_BS, self.eod_id, positions=self.positions, attention=self.attention, device=device)
 
     def token_weight(self, batches: Sequence[NDArray[np.int64]], data: AxisGroup) -> float | None:
         """What each label that counts weighs in a step's mean, times ranks and micro-batches, which engines divide by.

@@ -164,8 +164,7 @@ class PipelineEngine:
         return (self._rules.split(batch, torch.device("cpu")) for batch in batches)
 
     def _packing(self, batch: NDArray[np.int64]) -> Packing | None:
-        tokens_BS, _ = self._rules.split(batch, self.deepspeed.device)
-        return self._rules.packing(tokens_BS)
+        return self._rules.packing(batch, self.deepspeed.device)
 
     def _clip_before_step(self) -> None:
         """Without ZeRO, DeepSpeed's norm leaves out what later stages replicate: put ours in front of its step."""

@@ -130,12 +130,12 @@ class ZeroEngine:
             batches = list(batches)
             weight = self._rules.token_weight(batches, self._mesh.data)
         for batch in batches:
-            tokens_BS, labels_BS = self._rules.split(batch, self.deepspeed.device)
-            yield self._loss(tokens_BS, labels_BS, weight)
+            yield self._loss(batch, weight)
 
-    def _loss(self, tokens_BS: Tensor, labels_BS: Tensor, weight: float | None) -> Tensor:
+    def _loss(self, batch: NDArray[np.int64], weight: float | None) -> Tensor:
         """Logits live in here alone: whoever waits for the loss, above all its backward, has the memory back."""
-        packing = self._rules.packing(tokens_BS)
+        tokens_BS, labels_BS = self._rules.split(batch, self.deepspeed.device)
+        packing = self._rules.packing(batch, self.deepspeed.device)
         logits_BSv = self.deepspeed(tokens_BS) if packing is None else self.deepspeed(tokens_BS, packing=packing)
         return mean_loss(logits_BSv, labels_BS, self._mesh.tensor, self._plan.shape.vocab_size, weight)
 

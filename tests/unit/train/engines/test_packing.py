@@ -18,7 +18,7 @@ def test_without_rules_nothing_changes() -> None:
     rules = pack_rules(DataConfig(), None, "titans_lmm")
     tokens, labels = rules.split(np.array([[1, 7, 2, 3]]), CPU)
     assert (tokens.tolist(), labels.tolist()) == ([[1, 7, 2]], [[7, 2, 3]])
-    assert rules.packing(tokens) is None
+    assert rules.packing(np.array([[1, 7, 2, 3]]), CPU) is None
     assert rules.token_weight([np.array([[1, 7, 2, 3]])], AxisGroup.single()) is None
 
 
