@@ -5,6 +5,9 @@
     python tools/bench/preprocess.py corpus.jsonl --tokenizer-model tok.model --megatron Megatron-LM \\
         --megatron-python megatron-venv/bin/python
 
+Megatron reads the folder of a tokenizer.json through transformers, which wants a tokenizer_config.json beside it that
+names tokenizer_class and eos_token. MEGATRON_PYTHONPATH holds what else its interpreter shall find.
+
 CPU seconds are user + system of all processes of a run, wall seconds the clock's, the peak that of its largest process.
 Starting up is measured apart, on the first five lines; it is part of all columns but the two `above`: what reading,
 JSON, writing and the rest cost more CPU than the tokenizer's own batch call on texts in memory, on as many threads of
