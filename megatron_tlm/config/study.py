@@ -31,7 +31,7 @@ from megatron_tlm.errors import ConfigError
 
 STUDY, PRESET = "study", "preset"
 _KEYS = ("arms", "learning_rates", "seeds", "tuning_seeds", "reference", "ranks", "groups")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+>-]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+>-]{0,99}")
 # An arm is another model or optimizer, on the same data for as long on the same ranks.
 _ARM_SECTIONS = ("model", "architecture", "taper", "optimizer")
 _TUNED = ("lr", "min_lr", "seq_length")
@@ -46,6 +46,7 @@ _OWN = (
     ("checkpoint", "ckpt_step"),
     ("logging", "log_dir"),
     ("logging", "tensorboard_dir"),
+    ("logging", "heartbeat_dir"),
 )
 
 
@@ -143,6 +144,14 @@ class _Reader:
         rates = self._numbers(given, "learning_rates", float)
         if min(rates) <= 0:
             raise ConfigError(f"study.learning_rates = {min(rates):g} is not positive; give rates above 0")
+        named: dict[str, float] = {}
+        for rate in rates:
+            other = named.setdefault(f"{rate:g}", rate)
+            if other != rate:
+                raise ConfigError(
+                    f"study.learning_rates = {rate!r} and {other!r} are both called {rate:g}; rates differ in their "
+                    "first six digits, leave one out"
+                )
         return tuple(sorted(rates))
 
     def _check_seeds(self, seeds: tuple[int, ...]) -> None:
@@ -175,7 +184,7 @@ class _Reader:
             if not _NAME.fullmatch(name):
                 raise ConfigError(
                     f"{self._origin}:{name_line}: study.{key} = {name!r} cannot name a folder; "
-                    "use letters, digits and . _ + > -"
+                    "use letters, digits and . _ + > -, at most 100 of them"
                 )
         return found
 

@@ -143,7 +143,7 @@ def _read(path: Path) -> dict[str, Any]:
     way_out = "put back a copy, or give --output of a new folder"
     try:
         before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} = {path.stat().st_size} bytes that are no JSON ({error}); {way_out}") from error
     damaged = [
         name for name, kind in _KINDS.items() if not isinstance(before, dict) or not isinstance(before.get(name), kind)

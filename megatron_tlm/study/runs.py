@@ -14,11 +14,14 @@ import fcntl
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from megatron_tlm.report.facts import fits, number
+from megatron_tlm.report.read import records
 from megatron_tlm.study.design import Design, RunId
 
 CONFIG_NAME, OUTPUT_NAME, FAILED_NAME, LOCK_NAME = "config.yaml", "output.txt", "failed.json", ".lock"
@@ -88,28 +91,28 @@ def read_run(design: Design, run: RunId) -> RunResult:
 
 
 def read_metrics(path: Path) -> tuple[tuple[Point, ...], tuple[Point, ...], float]:
-    """Training losses, validation losses, and the seconds that the steps took; empty without the file."""
+    """Training losses, validation losses, and the seconds that the steps took; empty without the file.
+
+    A line that a run did not write so, being cut short or damaged, is passed over.
+    """
     train: list[Point] = []
     valid: list[Point] = []
     seconds, tokens = 0.0, 0
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return (), (), 0.0
-    for line in lines:
-        try:
-            record: dict[str, Any] = json.loads(line)
-        except ValueError:
-            continue  # being written, or cut short by a kill
-        if not isinstance(record, dict):
+    for record in records(path):
+        if not fits(record, {"step": int}):
             continue
-        if "loss" in record:
-            tokens = int(record["tokens"])
-            seconds += float(record["seconds"])
-            train.append(Point(int(record["step"]), tokens, record["loss"]))
-        elif "valid_loss" in record:
-            valid.append(Point(int(record["step"]), tokens, record["valid_loss"]))
+        if _is_loss(record, "loss") and fits(record, {"tokens": int, "seconds": float}):
+            tokens = record["tokens"]
+            seconds += record["seconds"]
+            train.append(Point(record["step"], tokens, number(record["loss"])))
+        elif _is_loss(record, "valid_loss"):
+            valid.append(Point(record["step"], tokens, number(record["valid_loss"])))
     return tuple(train), tuple(valid), seconds
+
+
+def _is_loss(record: Mapping[str, Any], name: str) -> bool:
+    """Whether a loss stands there, be it one that left the numbers."""
+    return name in record and (record[name] is None or isinstance(record[name], float))
 
 
 def read_failure(folder: Path) -> str | None:
@@ -119,7 +122,7 @@ def read_failure(folder: Path) -> str | None:
         return f"exit code {record['exit_code']}: {record['words']}"
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return f"why is not known, {FAILED_NAME} is damaged"
 
 

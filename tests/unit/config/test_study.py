@@ -59,6 +59,17 @@ def test_groups_have_presets_and_settings_of_their_own(tmp_path: Path) -> None:
         ("[1, 2]", "[-1]", r"study.seeds = -1 lies outside 0 to 4294967295; give one from there"),
         ("1e-3]", "0.0]", r"study.learning_rates = 0 is not positive; give rates above 0"),
         ("    uniform:", "    a/b:", r"mine.yaml:5: study.arms = 'a/b' cannot name a folder; use letters"),
+        ("    uniform:", f"    {'x' * 101}:", r"cannot name a folder; use letters, .* at most 100 of them"),
+        (
+            "1e-3]",
+            "1e-3, 0.00100000001]",
+            r"learning_rates = 0.00100000001 and 0.001 are both called 0.001; rates differ",
+        ),
+        (
+            "{train_iters: 50}",
+            "{train_iters: 50}\nlogging: {heartbeat_dir: h}",
+            r"logging.heartbeat_dir = h is set by the",
+        ),
         ("arms:\n", "arms: {}\n  x:\n", r"study.x is not a key"),
         ("  seeds: [1, 2]", "  seeds: 1\n  ranks: 0", r"mine.yaml:9: study.ranks = 0 is below 1; give the processes"),
         ("  seeds: [1, 2]", "  seeds: 1\n  reference: unifrom", r"study.reference = unifrom is no arm; did you mean"),

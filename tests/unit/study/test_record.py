@@ -61,6 +61,9 @@ def test_a_damaged_record_is_told(tmp_path: Path) -> None:
     (design(tmp_path).folder / record.STUDY_NAME).write_text("{")
     with pytest.raises(ConfigError, match=r"study.json = 1 bytes that are no JSON .*; put back a copy"):
         open_study(design(tmp_path))
+    (design(tmp_path).folder / record.STUDY_NAME).write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match=r"study.json = 100000 bytes that are no JSON .*; put back a copy"):
+        open_study(design(tmp_path))
     (design(tmp_path).folder / record.STUDY_NAME).write_text('{"learning_rates": [1], "seeds": {}, "reference": "a"}')
     with pytest.raises(
         ConfigError,
