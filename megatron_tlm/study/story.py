@@ -76,7 +76,7 @@ def _outcome(results: StudyResults, arms: tuple[ArmResult, ...], group: str) -> 
     )
     yield Table(
         ("arm", *(f"seed {seed}" for seed in seeds)),
-        tuple((arm.arm, *(_number(arm.losses.get(seed)) for seed in seeds)) for arm in arms),
+        tuple((arm.arm, *(_of_seed(arm, seed) for seed in seeds)) for arm in arms),
     )
     rows = tuple(
         Row(arm.arm, arm.difference.mean, arm.difference.half_width, _differences(arm, arms, reference))
@@ -85,6 +85,11 @@ def _outcome(results: StudyResults, arms: tuple[ArmResult, ...], group: str) -> 
     )
     if rows:
         yield Intervals(_file(group, "differences"), f"Difference from {reference}", "nats per token", rows)
+
+
+def _of_seed(arm: ArmResult, seed: int) -> str:
+    failed = any(failure.run.seed == seed for failure in arm.failures)
+    return _number(arm.losses.get(seed)) or ("failed" if failed else "")
 
 
 def _outcome_row(arm: ArmResult, reference: str) -> tuple[str, ...]:

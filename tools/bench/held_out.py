@@ -49,8 +49,9 @@ def main() -> int:
     args = parser.parse_args()
     design = Design(read_study(args.study), args.output)
     pair = IndexedDataset(args.prefix)
+    results = gather(design)
     for group in design.file.groups:
-        arms = gather(design).of_group(group.name)
+        arms = results.of_group(group.name)
         length = arms[0].config.model.seq_length
         documents = [list(rolling(np.asarray(pair[index]), length, length)) for index in range(len(pair))]
         tokens = np.array([sum(p.scored for p in own) for own in documents], np.float64)

@@ -66,3 +66,12 @@ def test_mistakes_are_told(flags: list[str], message: str, checkpoint: Path, cor
 
     with pytest.raises(ConfigError, match=message):
         novelty(["--load", str(checkpoint), "--data-path", str(corpus), *flags])
+
+
+def test_flags_of_a_checkpoint_mean_nothing_to_a_hugging_face_model() -> None:
+    from megatron_tlm.cli.novelty import main as novelty
+
+    with pytest.raises(
+        ConfigError, match="--ckpt-step, --no-check-hashes do nothing with --hugging-face; leave them out"
+    ):
+        novelty(["--hugging-face", "there", "--text", "a.txt", "--no-check-hashes"])

@@ -156,6 +156,7 @@ def test_a_failed_arm_is_shown_as_failed_and_the_rest_is_compared(
     assert "FAILED: cosine/lr-0.002/seed-1" in text
     assert "loss = nan is not finite" in text
     assert "FAILED: cosine finished at no learning rate" in text
+    assert "| cosine | failed |  |" in text  # of two seeds the second was never run
     row = next(line for line in text.splitlines() if line.startswith("| cosine |"))
     assert row.rstrip("| ").endswith("failed")
 
