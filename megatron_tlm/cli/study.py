@@ -5,6 +5,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from megatron_tlm.cli.files import writing
 from megatron_tlm.config.nearest import did_you_mean
 from megatron_tlm.config.parser import Parser, integer, program
 from megatron_tlm.config.study import read_study
@@ -81,7 +82,9 @@ def _report(args: Namespace, design: Design) -> int:
             f"them with `megatron-tlm study run {args.file}`"
         )
     folder = Path(args.report_dir) if args.report_dir else design.folder / "report"
-    print("\n".join(map(str, write_report(results, folder))))
+    with writing("--report-dir", folder):
+        files = write_report(results, folder)
+    print("\n".join(map(str, files)))
     return 0
 
 

@@ -23,7 +23,7 @@ def write_markdown(title: str, subtitle: str, parts: Sequence[Section], target: 
         lines += [f"## {own.title}", ""]
         for part in own.parts:
             if isinstance(part, Words):
-                lines += [part.text, ""]
+                lines += [_plain(part.text), ""]
             elif isinstance(part, Table):
                 lines += [*_table(part), ""]
             else:
@@ -37,7 +37,12 @@ def _table(part: Table) -> Iterator[str]:
     yield f"| {' | '.join(part.header)} |"
     yield f"|{'|'.join('---' if column in part.left else '---:' for column in range(len(part.header)))}|"
     for row in part.rows:
-        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
+        yield f"| {' | '.join(_plain(cell).replace('|', chr(92) + '|') for cell in row)} |"
+
+
+def _plain(text: str) -> str:
+    """Markdown lets tags through, and the last words of a failed run are whatever it printed."""
+    return text.replace("<", "&lt;")
 
 
 def _draw(part: Chart | Intervals, target: Path) -> None:

@@ -88,6 +88,9 @@ def test_a_report_goes_where_it_is_told(tmp_path: Path, capsys: pytest.CaptureFi
     assert study.main(arguments) == 0
     assert capsys.readouterr().out.split() == [str(folder / n) for n in ("report.html", "report.md", "results.json")]
     assert "Not complete: 3 waiting, 1 interrupted" in (folder / "report.md").read_text()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"--report-dir = .*/file cannot be written \(File exists\); give another"):
+        study.main([*arguments[:-1], str(tmp_path / "file")])
 
 
 @pytest.mark.parametrize("action", ["status", "report"])

@@ -11,6 +11,7 @@ from megatron_tlm.study.design import Design
 from megatron_tlm.study.parts import Chart, Words
 from megatron_tlm.study.report import write_report
 from megatron_tlm.study.results import Samples, check_samples, gather
+from megatron_tlm.study.runs import FAILED_NAME
 from megatron_tlm.study.story import sections
 from tests.unit.study.studies import ARMS, design
 from tests.unit.study.trainer import loss_of
@@ -106,6 +107,18 @@ def test_an_arm_at_the_edge_of_the_grid_is_named(tmp_path: Path) -> None:
     assert "At the edge of the grid, where a better rate may lie beyond it: uniform, cosine." in text
     assert "![Loss over the learning rate](rates.svg)" in text
     assert (tmp_path / "rates.svg").read_text().count("<svg") == 1
+
+
+def test_what_a_failed_run_said_last_stays_text(tmp_path: Path) -> None:
+    own = design(tmp_path)
+    finish(own)
+    folder = own.run_folder(next(own.tuning_runs()))
+    (folder / "log" / "metrics.jsonl").unlink()
+    (folder / FAILED_NAME).write_text('{"exit_code": 1, "words": "error <script>alert(1)</script> | x"}')
+    for path in write_report(gather(own), tmp_path / "report")[:2]:
+        text = path.read_text()
+        assert "<script>alert" not in text
+        assert "&lt;script" in text
 
 
 def test_the_page_stands_alone(tmp_path: Path) -> None:
