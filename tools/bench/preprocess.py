@@ -36,7 +36,6 @@ from megatron_tlm.data.tokenizers import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH = 512
-SHARE = 64  # texts that a process takes at once: as many end as early as they can
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def encode_alone(corpus: str, model: str, threads: int) -> tuple[Run, int]:
 def encode_in_processes(corpus: str, model: str, count: int) -> Run:
     """The same in forked processes, each with its share of the texts: what they cost one another is in it."""
     tokenizer, texts = load_tokenizer(None, model), read_corpus(corpus)
-    batches = [texts[start : start + SHARE] for start in range(0, len(texts), SHARE)]
+    batches = [texts[start : start + BATCH] for start in range(0, len(texts), BATCH)]
     children, wall, cpu = [], time.perf_counter(), 0.0
     for number in range(count):
         if (child := os.fork()) == 0:
