@@ -9,6 +9,7 @@ from contextlib import suppress
 from megatron_tlm.cli.failure import USER_ERROR, ended_before, is_first_rank, words_for_other_nodes
 from megatron_tlm.cli.options import config_parser, shown_config, speaks_unicode, tell, vocab_size
 from megatron_tlm.cli.plan_table import describe
+from megatron_tlm.comm.torchrun import stop_with_launcher
 from megatron_tlm.config.check import check_training
 from megatron_tlm.config.flags import read_flags
 from megatron_tlm.config.launch import read_launch
@@ -34,6 +35,7 @@ EXAMPLES = """\
 
 def main(arguments: Sequence[str]) -> int:
     """Train as asked. What flags alone decide is refused before torch is imported, files before anything is told."""
+    stop_with_launcher()
     if ended_before():
         return USER_ERROR
     text = "Train a tapered language model, on this process or on every rank that torchrun started."

@@ -13,7 +13,6 @@ from pathlib import Path
 from megatron_tlm.checkpoint.facts import Scalar
 from megatron_tlm.comm.groups import Mesh, build_mesh, init_distributed, lone_store, new_groups_wait, shutdown
 from megatron_tlm.comm.meeting import Meeting, meet
-from megatron_tlm.comm.torchrun import stop_with_launcher
 from megatron_tlm.config.launch import read_launch
 from megatron_tlm.config.schema import Config
 from megatron_tlm.data.loader import Datasets, build_datasets, data_facts
@@ -50,7 +49,6 @@ def train(config: Config, announce: Callable[[], None] = lambda: None) -> int:
     began = time.monotonic()
     rank, world_size, _ = read_launch()
     place = Whereabouts(rank)
-    stop_with_launcher()
     meeting = meet(rank, world_size, _timeout(config))
     require_same_facts(meeting, config)
     starts = agreed_starts(meeting)

@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+from megatron_tlm.cli import train
 from megatron_tlm.cli.main import main
 from megatron_tlm.config.dump import parse
 from megatron_tlm.config.megatron import IDLE
@@ -83,6 +84,16 @@ def test_a_node_says_that_it_starts_before_torch_is_imported(
     said = capsys.readouterr().err
     assert said.startswith(told) if told else not said
     assert not told or said.splitlines()[0].endswith(": importing torch and deepspeed")
+
+
+def test_a_rank_is_bound_to_its_torchrun_before_it_imports_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes long enough for a torchrun to be killed meanwhile; its ranks would live on."""
+    bound: list[bool] = []
+    monkeypatch.setattr(train, "stop_with_launcher", lambda: bound.append(True))
+    monkeypatch.setitem(sys.modules, "megatron_tlm.train.train", None)
+    with pytest.raises(ImportError):
+        main(RUN)
+    assert bound == [True]
 
 
 def test_a_run_that_ended_for_good_ends_again_at_once_and_in_silence(
