@@ -107,9 +107,7 @@ def _dispatch(words: list[str]) -> int:
     for number, word in enumerate(words, start=1):
         # Bytes that are none come as lone surrogates, which no file of ours and few consoles can hold.
         if not is_text(word):
-            raise ConfigError(
-                f"argument {number} = {word!a} is no UTF-8 text; write it in UTF-8, or rename the file"
-            )
+            raise ConfigError(f"argument {number} = {word!a} is no UTF-8 text; write it in UTF-8, or rename the file")
     # Read once, when the command loads torch; what the user has set stays.
     for variable, value in OPENMP_DEFAULTS.items():
         os.environ.setdefault(variable, value)
