@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from megatron_tlm.cli.files import writing
+from megatron_tlm.cli.options import note
 from megatron_tlm.config.nearest import did_you_mean
 from megatron_tlm.config.parser import Parser, integer, program
 from megatron_tlm.config.study import read_study
@@ -64,7 +65,7 @@ def _run(args: Namespace, design: Design) -> int:
 
 
 def _status(args: Namespace, design: Design) -> int:
-    check_study(design)
+    _check(design)
     print("\n".join(status_lines(snapshot(design))))
     return 0
 
@@ -74,7 +75,7 @@ def _report(args: Namespace, design: Design) -> int:
     from megatron_tlm.study.report import write_report
     from megatron_tlm.study.results import gather
 
-    check_study(design)
+    _check(design)
     results = gather(design)
     if all(result.state is State.WAITING for result in results.now.results.values()):
         raise ConfigError(
@@ -86,6 +87,12 @@ def _report(args: Namespace, design: Design) -> int:
         files = write_report(results, folder)
     print("\n".join(map(str, files)))
     return 0
+
+
+def _check(design: Design) -> None:
+    """Before its results are told, which need no text."""
+    for change in check_study(design):
+        note(f"{change}: not the text that the study's runs were on, of which this tells")
 
 
 def _resources(args: Namespace, ranks: int) -> Resources:

@@ -9,7 +9,7 @@ from megatron_tlm.config.dump import as_mapping
 from megatron_tlm.config.schema import Config, DataConfig
 from megatron_tlm.data.blend import parse_blend
 from megatron_tlm.data.indexed_dataset import IndexedDataset
-from megatron_tlm.errors import ConfigError
+from megatron_tlm.errors import ConfigError, TlmError
 from megatron_tlm.study.design import Design
 from megatron_tlm.study.runs import replace_text
 
@@ -38,21 +38,30 @@ def open_study(design: Design) -> list[str]:
                 f"--output = {design.folder} cannot hold the study ({error.strerror}); give another folder"
             ) from error
         return []
-    added = _added(path, now)
+    added = _added(path, _read(path), now)
     if added:
         replace_text(path, json.dumps(now, indent=1) + "\n")
     return added
 
 
-def check_study(design: Design) -> None:
-    """ConfigError where another study than this one began in the folder, or the record of it is damaged."""
+def check_study(design: Design) -> list[str]:
+    """What of its text is no longer as it was, or cannot be read here: the study's runs were on what it was.
+
+    ConfigError where another study than this one began in the folder, or the record of it is damaged.
+    """
     path = design.folder / STUDY_NAME
-    if path.exists():
-        _added(path, described(design))
+    if not path.exists():
+        return []
+    before = _read(path)
+    _added(path, before, _settings(design) | {"data": before["data"]})
+    try:
+        return differences(before["data"], _digests(design), "data.")
+    except TlmError as error:
+        return [str(error).partition("; ")[0]]
 
 
-def _added(path: Path, now: Mapping[str, Any]) -> list[str]:
-    changes, added = compare(_read(path), now)
+def _added(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    changes, added = compare(before, now)
     if changes:
         raise ConfigError(
             f"{path} = a study that has changed since it began ({'; '.join(changes)}); undo that, or give --output of "
@@ -81,21 +90,29 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str
 
 def described(design: Design) -> dict[str, Any]:
     """A study in plain values."""
+    return _settings(design) | {"data": _digests(design)}
+
+
+def _settings(design: Design) -> dict[str, Any]:
+    """What its file alone says of it."""
     file = design.file
     arms = {"/".join(filter(None, pair)): _arm_facts(design.config(design.example(*pair))) for pair in design.pairs}
-    digests: dict[str, str] = {}
-    for group, arm in design.pairs:
-        if arm == file.reference:  # arms of a group share their data
-            digests |= corpus_digests(design.config(design.example(group, arm)).data)
     return {
         "learning_rates": list(file.learning_rates),
         "seeds": list(file.seeds),
         "tuning_seeds": list(file.tuning_seeds),
         "reference": file.reference,
         "ranks": file.ranks,
-        "data": dict(sorted(digests.items())),
         "arms": arms,
     }
+
+
+def _digests(design: Design) -> dict[str, str]:
+    """Of every corpus of every group, by its prefix."""
+    found: dict[str, str] = {}
+    for group in design.file.groups:  # whose arms share their data
+        found |= corpus_digests(design.config(design.example(group.name, design.file.reference)).data)
+    return dict(sorted(found.items()))
 
 
 def corpus_digests(data: DataConfig) -> dict[str, str]:

@@ -7,6 +7,7 @@ import pytest
 
 from megatron_tlm.cli import study
 from megatron_tlm.errors import ConfigError
+from megatron_tlm.study import record
 from megatron_tlm.study.record import STUDY_NAME, open_study
 from megatron_tlm.study.runner import Runner
 from tests.unit.study.studies import ARMS, design, play, write
@@ -104,3 +105,18 @@ def test_a_study_that_is_not_the_folders_is_not_told_of(tmp_path: Path, action: 
     with pytest.raises(ConfigError, match=r"study.json = 1 bytes that are no JSON .*; put back a copy"):
         study.main(arguments)
     assert sorted(path.name for path in own.folder.iterdir()) == [STUDY_NAME]
+
+
+def test_other_text_than_the_runs_were_on_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = design(tmp_path)
+    open_study(own)
+    monkeypatch.setattr(record, "corpus_digests", lambda data: {"corpus": "other"})
+    arguments = [str(write(tmp_path)), "--output", str(own.folder)]
+    assert study.main(["status", *arguments]) == 0
+    told = capsys.readouterr()
+    assert told.out.splitlines()[-1] == "4 waiting, 2 to come"
+    assert told.err.startswith("note: data.corpus None is now other: not the text that the study's runs were on")
+    with pytest.raises(ConfigError, match=r"data\.corpus None is now other"):
+        study.main(["run", *arguments])

@@ -1,12 +1,15 @@
 """A study's folder knows its study: what grows is welcome, what changes is refused by name."""
 
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from megatron_tlm.data.pair_writer import IndexedDatasetWriter
 from megatron_tlm.errors import ConfigError
 from megatron_tlm.study import record
-from megatron_tlm.study.record import open_study
+from megatron_tlm.study.record import check_study, open_study
 from tests.unit.study.studies import ARMS, design
 
 EARLY = {"early": {"taper": {"taper_schedule": "wider-early"}}}
@@ -54,6 +57,27 @@ def test_other_tokens_under_the_same_name_are_a_change(tmp_path: Path, monkeypat
     open_study(design(tmp_path))
     with pytest.raises(ConfigError, match=r"data.corpus one is now other"):
         open_study(design(tmp_path))
+
+
+def test_results_are_told_of_text_that_has_changed_or_gone(tmp_path: Path) -> None:
+    write_pair(tmp_path / "corpus", 3)
+    base = {"data": {"data_path": [str(tmp_path / "corpus")], "mock_data": False}}
+    assert check_study(design(tmp_path, base=base)) == []
+    open_study(design(tmp_path, base=base))
+    assert check_study(design(tmp_path, base=base)) == []
+    write_pair(tmp_path / "corpus", 4)
+    (told,) = check_study(design(tmp_path, base=base))
+    assert re.fullmatch(rf"data\.{re.escape(str(tmp_path))}/corpus [0-9a-f]+ is now [0-9a-f]+", told)
+    (tmp_path / "corpus.idx").unlink()
+    (told,) = check_study(design(tmp_path, base=base))
+    assert told == f"{tmp_path}/corpus.idx does not exist"
+    with pytest.raises(ConfigError, match=r"ranks 1 is now 2"):
+        check_study(design(tmp_path, base=base, ranks=2))
+
+
+def write_pair(prefix: Path, token: int) -> None:
+    with IndexedDatasetWriter(prefix, np.dtype(np.uint16)) as writer:
+        writer.add_document(np.array([1, 2, token]))
 
 
 def test_a_damaged_record_is_told(tmp_path: Path) -> None:
