@@ -28,7 +28,7 @@ def study(name: str) -> Design:
 
 def test_every_experiment_has_a_file_for_a_cluster_and_one_for_a_cpu() -> None:
     names = ["architectures.yaml", "piecewise.yaml", "schedule-range.yaml"]
-    assert sorted(FILES) == sorted([*names, *(f"cpu/{name}" for name in names)])
+    assert sorted(FILES) == sorted([*names, *(f"cpu/{name}" for name in names), "cpu/cosine-range.yaml"])
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -52,6 +52,7 @@ def test_arms_can_be_built_at_equal_budgets(name: str) -> None:
         ("cpu/piecewise.yaml", {"uniform", "wider-early", "wider-late", "cosine"}),
         ("schedule-range.yaml", CELLS),
         ("cpu/schedule-range.yaml", CELLS),
+        ("cpu/cosine-range.yaml", {"uniform", "cosine-1.25", "cosine-1.5", "cosine-1.75"}),
         ("architectures.yaml", {"uniform", "cosine"}),
         ("cpu/architectures.yaml", {"uniform", "cosine"}),
     ],
