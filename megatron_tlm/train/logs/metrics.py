@@ -68,10 +68,9 @@ def duration(seconds: float) -> str:
 
 def flop_rate(tflops: float) -> str:
     """`412 TFLOP/s` of a GPU, `12.3 GFLOP/s` of a CPU's core."""
-    unit, value = next(
-        ((unit, tflops * size) for unit, size in (("T", 1.0), ("G", 1e3)) if tflops * size >= 1), ("M", tflops * 1e6)
-    )
-    return f"{value:.3g} {unit}FLOP/s"
+    told = short(tflops * 1e12)
+    figure = told.rstrip("kMGT")
+    return f"{figure} {told.removeprefix(figure)}FLOP/s"
 
 
 def short(value: float) -> str:

@@ -16,13 +16,14 @@ def test_speed_is_arithmetic() -> None:
 
 
 def test_the_unit_of_a_rate_fits_it() -> None:
-    rates = (412.34, 1.0, 0.0123, 0.00061, 0.0)
+    rates = (412.34, 1.0, 0.9996, 0.0123, 0.00061, 0.0)
     assert [flop_rate(rate) for rate in rates] == [
         "412 TFLOP/s",
         "1 TFLOP/s",
+        "1 TFLOP/s",
         "12.3 GFLOP/s",
         "610 MFLOP/s",
-        "0 MFLOP/s",
+        "0 FLOP/s",
     ]
 
 
