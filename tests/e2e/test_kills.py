@@ -14,6 +14,7 @@ import pytest
 from megatron_tlm.config.dump import dump
 from megatron_tlm.config.schema import Config, DataConfig
 from megatron_tlm.data.pair_writer import IndexedDatasetWriter
+from tests.e2e.crossing import TENSOR_INSIDE
 from tests.e2e.killing import Hunter, Launch, Torchrun
 from tests.equivalence.launching import assert_equal_bits, events_of, launch, metrics_of, run_config, tensors_of
 from tests.equivalence.training import VOCAB
@@ -84,9 +85,6 @@ def test_twenty_kills_under_one_torchrun_leave_no_trace(tmp_path: Path, corpus: 
     assert launch(quiet, 2, timeout_seconds=600).codes == [0, 0]
     assert_undisturbed(killed, quiet, hunter)
     assert f"start {kills + 1} of this run: it goes on from {killed.checkpoint.save}" in torchrun.said
-
-
-TENSOR_INSIDE = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
 
 
 def test_kills_on_two_nodes_leave_no_trace(tmp_path: Path, corpus: str) -> None:
