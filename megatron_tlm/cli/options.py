@@ -7,7 +7,6 @@ from megatron_tlm.config.dump import dump, dump_differences
 from megatron_tlm.config.flags import NOTES, add_config_flags
 from megatron_tlm.config.parser import Parser, program
 from megatron_tlm.config.schema import Config
-from megatron_tlm.errors import ConfigError
 
 
 def config_parser(command: str, text: str, examples: str) -> Parser:
@@ -37,27 +36,14 @@ def tell(notes: Iterable[str]) -> None:
 
 
 def vocab_size(config: Config) -> int:
-    """The model's ids: as configured, else the tokenizer's.
-
-    ConfigError where neither is given, and where the tokenizer has ids that the model would not know.
-    """
+    """The model's ids: as configured, else the tokenizer's; ConfigError as of `read_vocabulary`."""
     data, wanted = config.data, config.model.vocab_size
-    if data.tokenizer_model is None and data.tokenizer_type is None:
-        if wanted is None:
-            raise ConfigError(
-                "model.vocab_size is not given and no tokenizer is there to ask; give --tokenizer-model or --vocab-size"
-            )
+    if wanted is not None and data.tokenizer_model is None and data.tokenizer_type is None:
         return wanted
     # Only now: a tokenizer's library is not needed where the size is written down.
-    from megatron_tlm.data.tokenizers import load_tokenizer
+    from megatron_tlm.data.vocabulary import read_vocabulary
 
-    known = load_tokenizer(data.tokenizer_type, data.tokenizer_model).vocab_size
-    if wanted is not None and known > wanted:
-        raise ConfigError(
-            f"model.vocab_size = {wanted} is below the {known} ids of the tokenizer; give --vocab-size {known}, or "
-            "--vocab-size none to take the tokenizer's"
-        )
-    return known if wanted is None else wanted
+    return read_vocabulary(config)[1]
 
 
 def speaks_unicode() -> bool:

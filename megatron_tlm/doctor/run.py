@@ -10,6 +10,7 @@ from megatron_tlm.config.check import check
 from megatron_tlm.config.schema import Config
 from megatron_tlm.data.indexed_dataset import IndexedDataset
 from megatron_tlm.data.loader import corpora
+from megatron_tlm.data.vocabulary import read_vocabulary
 from megatron_tlm.doctor.finding import Finding, failed, passed, refused, skipped, warned
 from megatron_tlm.doctor.folders import folder_findings
 from megatron_tlm.doctor.machine import available_memory
@@ -18,12 +19,10 @@ from megatron_tlm.plan.build import Plan, build_plan
 from megatron_tlm.plan.refusal import gibibytes
 from megatron_tlm.train.engines.build import choose_backend
 from megatron_tlm.train.engines.deepspeed_config import check_deepspeed
-from megatron_tlm.train.prepare import prepare, vocabulary
+from megatron_tlm.train.prepare import prepare
 from megatron_tlm.train.saving.resume import find_resume
 
 NO_PLAN = "not judged: a configuration that is refused has no plan"
-
-
 T = TypeVar("T")
 
 
@@ -90,7 +89,7 @@ class _Parts:
 def _plan(config: Config, world_size: int) -> Plan:
     degree = check(config, world_size)
     check_deepspeed(config)
-    return build_plan(config, vocabulary(config)[1], data=degree)
+    return build_plan(config, read_vocabulary(config)[1], data=degree)
 
 
 def planned_memory(config: Config, plan: Plan, ranks_here: int) -> Finding:

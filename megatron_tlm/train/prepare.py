@@ -10,8 +10,9 @@ from megatron_tlm.checkpoint.folder import require_writable
 from megatron_tlm.config.check import check_training, global_batch_size
 from megatron_tlm.config.schema import Config
 from megatron_tlm.data.loader import check_corpora
-from megatron_tlm.data.tokenizers import Tokenizer, load_tokenizer
-from megatron_tlm.errors import ConfigError, DataError
+from megatron_tlm.data.tokenizers import Tokenizer
+from megatron_tlm.data.vocabulary import read_vocabulary
+from megatron_tlm.errors import DataError
 from megatron_tlm.plan.build import Plan, build_plan
 from megatron_tlm.train.engines.deepspeed_config import check_deepspeed
 from megatron_tlm.train.engines.packing import pack_rules
@@ -46,7 +47,7 @@ def prepare(config: Config, world_size: int, damaged: Mapping[Path, str] = Mappi
     require_wandb(config.logging)
     batch = global_batch_size(config, degree)
     train_steps = config.training.train_iters or (config.training.train_samples or 0) // batch
-    tokenizer, vocab_size = vocabulary(config)
+    tokenizer, vocab_size = read_vocabulary(config)
     plan = build_plan(config, vocab_size, data=degree)
     pack_rules(config.data, eod_id(tokenizer), plan.shape.mixer)
     check_corpora(config.data, plan.shape.vocab_size, valid=config.training.eval_iters > 0)
@@ -71,20 +72,6 @@ def prepare(config: Config, world_size: int, damaged: Mapping[Path, str] = Mappi
         facts=facts,
         before=before,
     )
-
-
-def vocabulary(config: Config) -> tuple[Tokenizer | None, int]:
-    """The tokenizer, where one is given, and the number of ids; ConfigError where it has more than the model."""
-    data, vocab_size = config.data, config.model.vocab_size
-    if data.tokenizer_type is None and data.tokenizer_model is None:
-        return None, vocab_size or 0
-    tokenizer = load_tokenizer(data.tokenizer_type, data.tokenizer_model, vocab_size=vocab_size)
-    if tokenizer.vocab_size > (vocab_size or tokenizer.vocab_size):
-        raise ConfigError(
-            f"model.vocab_size = {vocab_size} is below the tokenizer's {tokenizer.vocab_size} ids; "
-            "leave --vocab-size out or raise it"
-        )
-    return tokenizer, vocab_size or tokenizer.vocab_size
 
 
 def eod_id(tokenizer: Tokenizer | None) -> int | None:

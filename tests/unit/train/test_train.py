@@ -45,16 +45,6 @@ def test_the_tokenizer_gives_the_vocabulary() -> None:
     assert prepare(config, 1).plan.shape.vocab_size == 257
 
 
-def test_a_tokenizer_with_more_ids_than_the_model_is_refused() -> None:
-    config = replace(
-        CONFIG,
-        model=replace(CONFIG.model, vocab_size=200),
-        data=DataConfig(mock_data=True, tokenizer_type="ByteTokenizer"),
-    )
-    with pytest.raises(ConfigError, match=r"vocab_size = 200 is below the tokenizer's 257 ids; leave --vocab-size out"):
-        prepare(config, 1)
-
-
 def test_a_missing_checkpoint_is_told_before_any_rank_waits(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="--allow-fresh-start"):
         prepare(replace(CONFIG, checkpoint=CheckpointConfig(load=str(tmp_path / "none"))), 1)
