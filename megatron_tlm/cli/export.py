@@ -84,7 +84,7 @@ def _to_hugging_face(source: Path, args: Namespace, max_file_bytes: int) -> list
             progress=meter,
         )
     told = f"target  {exported.path}: {exported.flavour}, {size_text(exported.weight_bytes)} of weights"
-    return [told, f"        {', '.join(exported.files)}", *(f"note    {told}" for told in exported.notes)]
+    return [told, f"        {', '.join(exported.files)}", *(f"note    {remark}" for remark in exported.notes)]
 
 
 def _to_gguf(source: Path, args: Namespace) -> list[str]:
@@ -101,7 +101,7 @@ def _to_gguf(source: Path, args: Namespace) -> list[str]:
             progress=meter,
         )
     told = f"target  {exported.path}: {exported.architecture}, {size_text(exported.weight_bytes)} of weights"
-    return [told, *(f"note    {told}" for told in exported.notes)]
+    return [told, *(f"note    {remark}" for remark in exported.notes)]
 
 
 def parse_size(text: str, flag: str) -> int:

@@ -15,9 +15,11 @@ from megatron_tlm.errors import PlanError
 from megatron_tlm.plan.build import Plan, build_plan
 from megatron_tlm.plan.feedback import Feedback, compare, medians
 from megatron_tlm.plan.measured import PipelineSeconds, read_scalars
+from megatron_tlm.report.facts import fits
 from megatron_tlm.report.read import CONFIG_NAME, EVENTS_NAME, METRICS_NAME, records
 
 WORTH_IT = 0.01  # what a step must gain by another cut for it to be called better
+_START = {"step": int, "layout": {"pipe": int, "data": int}, "model": {"vocab_size": int}}
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def read_measured(folder: Path, flags: Flags) -> MeasuredRun:
     if not starts:
         raise PlanError(f"--from-run = {folder / EVENTS_NAME} tells of 0 starts; give the --log-dir of a run")
     start = starts[-1]
-    if not all(isinstance(start.get(key), dict) for key in ("layout", "model")) or "step" not in start:
+    if not fits(start, _START):
         raise PlanError(
             f"--from-run = {folder / EVENTS_NAME} has a start without step, layout or model; give the --log-dir of a "
             "run of this version"
@@ -55,7 +57,7 @@ def read_measured(folder: Path, flags: Flags) -> MeasuredRun:
     steps = [
         record
         for record in records(folder / METRICS_NAME)
-        if "loss" in record and "seconds" in record and record["step"] > start["step"]
+        if "loss" in record and fits(record, {"step": int, "seconds": float}) and record["step"] > start["step"]
     ]
     # The first step allocates, here as in what the stages measure.
     if len(steps) < 2:

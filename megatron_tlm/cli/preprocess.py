@@ -81,11 +81,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     runtime = parser.add_argument_group("run")
     runtime.add_argument("--workers", type=integer(), metavar="N", help="processes (default: one per core)")
     runtime.add_argument(
-        "--log-interval",
-        type=integer(),
-        default=1000,
-        metavar="N",
-        help="documents between progress lines (default: 1000)",
+        "--log-interval", type=integer(), default=1000, metavar="N", help="documents between two lines (default: 1000)"
     )
     runtime.add_argument(
         "--restart", action="store_true", help="start anew where a run of this prefix ended early, not continue it"

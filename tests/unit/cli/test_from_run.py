@@ -124,9 +124,15 @@ def test_one_stage_has_a_step_and_nothing_to_cut(tmp_path: Path, capsys: pytest.
     [
         ([step(1)], [start()], "metrics.jsonl has 1 steps since the run was started at step 0, 2 are needed"),
         ([step(1), step(2)], [start(1)], "has 1 steps since the run was started at step 1"),
+        (
+            [step(1) | {"step": "3"}, {"loss": 1.0, "seconds": 0.1}],
+            [start()],
+            "metrics.jsonl has 0 steps since the run",
+        ),
         ([step(1), step(2)], [start()], "has 0 records of the stages' times since step 0; they come every 5 steps"),
         ([step(1), step(2)], [], "events.jsonl tells of 0 starts"),
         ([step(1), step(2)], [start() | {"layout": 3}], "events.jsonl has a start without step, layout or model"),
+        ([step(1), step(2)], [start() | {"model": {}}], "events.jsonl has a start without step, layout or model"),
     ],
 )
 def test_a_run_that_says_too_little_is_told(
