@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
 from megatron_tlm.config.dump import as_mapping
-from megatron_tlm.config.schema import Config, DataConfig
+from megatron_tlm.config.schema import Config, DataConfig, fields_of
 from megatron_tlm.data.blend import parse_blend
 from megatron_tlm.data.indexed_dataset import IndexedDataset
 from megatron_tlm.errors import ConfigError, TlmError
@@ -82,10 +83,22 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str
         elif arm not in before["arms"]:
             added.append(f"arm {arm}")
         else:
-            changes += differences(before["arms"][arm], now["arms"][arm], f"{arm}: ")
+            changes += differences(_filled(before["arms"][arm], now["arms"][arm]), now["arms"][arm], f"{arm}: ")
     rest = [name for name in before if name not in (*_GROWING, "arms")]
     changes += differences({name: before[name] for name in rest}, {name: now[name] for name in rest})
     return changes, added
+
+
+def _filled(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """A record with the defaults of keys that no version had when it was made: by those its runs went."""
+    filled = dict(before)
+    for section, keys in now.items():
+        own = before.get(section, {})
+        defaults = {name: item.default for name, item in fields_of(section).items() if name in keys}
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()}
+        new = {name: value for name, value in plain.items() if value is not MISSING and name not in own}
+        filled[section] = {**own, **new}
+    return filled
 
 
 def described(design: Design) -> dict[str, Any]:

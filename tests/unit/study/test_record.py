@@ -1,5 +1,6 @@
 """A study's folder knows its study: what grows is welcome, what changes is refused by name."""
 
+import json
 import re
 from pathlib import Path
 
@@ -29,6 +30,18 @@ def test_seeds_rates_and_arms_may_be_added(tmp_path: Path) -> None:
         ConfigError, match=r"has changed since it began \(.*seeds no longer has 5; there is no arm early"
     ):
         open_study(design(tmp_path))
+
+
+def test_a_study_goes_on_with_a_version_that_has_more_keys_where_they_have_their_defaults(tmp_path: Path) -> None:
+    open_study(design(tmp_path))
+    path = tmp_path / "out" / record.STUDY_NAME
+    older = json.loads(path.read_text())
+    for arm in older["arms"].values():
+        del arm["resilience"], arm["training"]["full_validation"], arm["data"]["eval_data"]
+    path.write_text(json.dumps(older))
+    assert open_study(design(tmp_path)) == []
+    with pytest.raises(ConfigError, match=r"uniform: training.full_validation False is now True"):
+        open_study(design(tmp_path, base={"training": {"train_iters": 6, "eval_iters": 1, "full_validation": True}}))
 
 
 @pytest.mark.parametrize(
