@@ -35,9 +35,10 @@ def data_degree(config: Config, world_size: int) -> int:
     if world_size % ranks:
         below = world_size // ranks * ranks
         works = f"{below} or {below + ranks}" if below else f"{ranks}"
+        how = f" under torchrun (--nproc-per-node {ranks} on one node)" if world_size == 1 else ""
         raise ConfigError(
             f"world size = {world_size} is not a multiple of tensor x pipeline = {tensor} x {pipe} = {ranks}; "
-            f"start {works} ranks, or change --tensor-model-parallel-size or --pipeline-model-parallel-size"
+            f"start {works} ranks{how}, or change --tensor-model-parallel-size or --pipeline-model-parallel-size"
         )
     return world_size // ranks
 
