@@ -97,15 +97,20 @@ def _rehearse(rehearsal: Rehearsal) -> list[Finding]:
 def _common_plan(rehearsal: Rehearsal, found: Sequence[Finding]) -> Plan | None:
     """None where any rank has none: a layout is all ranks' or nobody's."""
     plan = None if rehearsal.examined is None else rehearsal.examined.plan
-    if _left_out("plan", (ALIKE,), found):
+    if _in_doubt((ALIKE,), found) is not None:
         return None
     return plan if rehearsal.meeting.decide("plan", plan is not None, all) else None
 
 
 def _left_out(name: str, needs: tuple[str, ...], found: Sequence[Finding]) -> list[Finding]:
     """A row that says why, where something that is needed failed or was left out itself."""
-    broken = [item.check for item in found if item.status in ("fail", "skip") and item.check.startswith(needs)]
-    return [skipped(name, f"not tried, for {broken[0]}: see there")] if broken else []
+    cause = _in_doubt(needs, found)
+    return [] if cause is None else [skipped(name, f"not tried, for {cause}: see there")]
+
+
+def _in_doubt(needs: tuple[str, ...], found: Sequence[Finding]) -> str | None:
+    """The first check of those needed that failed or was left out."""
+    return next((row.check for row in found if row.status in ("fail", "skip") and row.check.startswith(needs)), None)
 
 
 def _chapters(rehearsal: Rehearsal, plan: Plan | None) -> Iterator[_Chapter]:
@@ -133,8 +138,8 @@ def _take(rehearsal: Rehearsal, chapter: _Chapter) -> list[Finding]:
             value = act()
     except (TlmError, OSError, RuntimeError, ValueError) as error:
         fault = refused(name, error) if isinstance(error, TlmError) else _broken(name, error)
-    told = {"node": node(), "rank": rehearsal.meeting.rank, "fault": None if fault is None else fault.to_json()}
-    told["value"] = None if name == "groups" else value
+    shown = None if fault is None else fault.to_json()
+    told = {"node": node(), "rank": rehearsal.meeting.rank, "fault": shown, "value": value}
 
     def all_told(everybody: Sequence[Any]) -> list[dict[str, Any]]:
         faults = [(item["node"], [Finding.from_json(item["fault"])]) for item in everybody if item["fault"]]
