@@ -125,7 +125,7 @@ def _run(config: Config, prepared: Prepared, data: Datasets, place: Whereabouts,
         data_facts=lambda consumed_samples: data_facts(data, consumed_samples),
         watchers=build_watchers(config, plan, mesh, engine, data.valid or data.train, log),
         judge=StepJudge(config.resilience),
-        go_back=rollback(config, engine, plan, mesh, source=prepared.source, first_step=progress.step),
+        go_back=rollback(config, engine, plan, mesh, source=prepared.source, first_step=progress.step, tell=log.say),
         place=place,
         began=began,
     )

@@ -1,5 +1,6 @@
 """Whole runs in which a step goes wrong: they end as if its samples had never been in the data."""
 
+import re
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -10,11 +11,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from megatron_tlm.checkpoint.manifest import read_manifest
 from megatron_tlm.config.schema import Config
 from megatron_tlm.train import loop
 from megatron_tlm.train.engines.gate import Judge, accept
 from megatron_tlm.train.engines.pipeline import PipelineEngine
 from megatron_tlm.train.engines.zero import ZeroEngine
+from megatron_tlm.train.survival import rollback
 from tests.equivalence.launching import assert_equal_bits, events_of, launch, metrics_of, run_config, tensors_of
 from tests.equivalence.training import GLOBAL_BATCH, show
 
@@ -98,6 +101,40 @@ def test_a_run_goes_back_and_on_behind_the_bad_step(ranks: int, changes: dict[st
     assert [(event["event"], event["step"]) for event in events] == [("bad_step", 6), ("rollback", 6)]
     assert events[0]["unit"] == "layers.1.mixer"
     assert events[0]["samples"] == [20, 23]
+
+
+def damage_newest(rank: int) -> None:
+    """As `break_batch`; and a byte of step 4 is changed just before a rollback reads it."""
+    break_batch(rank)
+    whole = rollback.damage
+
+    def damage(source: Path, rank: int, ranks: int) -> str | None:
+        if source.name == "step-00000004" and rank == 0:
+            part = source / next(iter(read_manifest(source).files))  # which is rank 0's to read
+            *kept, last = part.read_bytes()
+            part.write_bytes(bytes([*kept, last ^ 1]))
+        return whole(source, rank, ranks)
+
+    rollback.damage = damage  # type: ignore[attr-defined]
+
+
+def test_a_damaged_checkpoint_is_passed_over_on_the_way_back(tmp_path: Path) -> None:
+    """Bad is step 6, damaged step 4: on from step 2, batches 2 to 5 left out."""
+    config = run_config(tmp_path / "a", save_interval=2, on_nonfinite="rollback", eval_iters=0, **{ZERO: 2})
+    said = finished(config, 2, damage_newest)
+    wanted = run_config(tmp_path / "b", save_interval=2, eval_iters=0, **{ZERO: 2})
+    finished(wanted, 2, leave_out(2, 6))
+    assert_equal_bits(tensors_of(config), tensors_of(wanted))
+    assert [record["step"] for record in metrics_of(config)] == list(range(1, 11))
+    assert re.search(r"passed over step-00000004: \S+: sha256 = \w+ but \w+ was written; the file was damaged", said)
+    assert "step 6: back to the checkpoint of step 2, and on behind the samples of this one; 4 steps lost" in said
+
+
+def test_a_run_all_of_whose_checkpoints_are_damaged_stops(tmp_path: Path) -> None:
+    config = run_config(tmp_path, save_interval=4, on_nonfinite="rollback", eval_iters=0, **{ZERO: 2})
+    ended = launch(config, 2, before=damage_newest)
+    assert ended.codes == [2, 2], ended.complained + ended.said
+    assert re.search(r"ck holds 0 whole checkpoints to go back to; \S+step-00000004/\S+: sha256 = ", ended.complained)
 
 
 def test_a_skipped_step_is_a_step_without_its_samples_also_after_a_resume(tmp_path: Path) -> None:
