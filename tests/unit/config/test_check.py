@@ -49,7 +49,7 @@ def test_a_sound_run_passes() -> None:
         (
             1,
             {"parallel__tensor_model_parallel_size": 2},
-            r"world size = 1 is not a multiple of tensor x pipeline = 2 x 1 = 2; start 2 ranks under torchrun \(--nproc",
+            r"world size = 1 is not a multiple of tensor x pipeline = 2 x 1 = 2; start 2 ranks under torchrun \(--n",
         ),
         (
             3,
