@@ -50,10 +50,16 @@ class Restored:
         return agree(action) if self.mesh.grid.size > 1 else action()
 
     def tokenizer_for(self, address: str, way_out: str) -> Tokenizer:
-        """ConfigError where the run had none, for what stands at `address`."""
+        """For what stands at `address`. ConfigError where the run had none; CheckpointError: one of another model."""
         if self.tokenizer is None:
             raise ConfigError(
                 f"{address} cannot be read by {self.path}, which was trained without a tokenizer; {way_out}"
+            )
+        known, whole = self.tokenizer.vocab_size, self.plan.shape.vocab_size
+        if known > whole:
+            raise CheckpointError(
+                f"{self.path}: the tokenizer has {known} ids but the model knows {whole}; "
+                "put the one there that it was trained with"
             )
         return self.tokenizer
 

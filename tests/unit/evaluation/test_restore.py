@@ -1,6 +1,7 @@
 """A model restored on one process: the saved weights, whatever stages saved them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,13 @@ def test_a_configuration_that_is_not_understood_is_told(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace(json.dumps("seq_length"), json.dumps("seq_len")))
     with pytest.raises(CheckpointError, match=r"the configuration it was saved with is not understood \(manifest.json"):
         load_model(tmp_path)
+
+
+def test_a_tokenizer_of_more_ids_than_the_model_reads_no_text(tmp_path: Path) -> None:
+    """Ids that the model does not know would be looked up as rows of zeros, and measured in silence."""
+    save_tiny(tmp_path, tiny_config(tokenizer_type="ByteTokenizer"))
+    restored = load_model(tmp_path)
+    assert restored.tokenizer_for("--text = a", "give --data-path") is restored.tokenizer
+    smaller = replace(restored.plan, shape=replace(restored.plan.shape, vocab_size=256))
+    with pytest.raises(CheckpointError, match=r"the tokenizer has 257 ids but the model knows 256; put the one there"):
+        replace(restored, plan=smaller).tokenizer_for("--text = a", "give --data-path")
