@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from megatron_tlm.comm.torchrun import ended_for_good, leave_word
+from megatron_tlm.comm.torchrun import ended_for_good, leave_word, restart_count
 from megatron_tlm.config.launch import read_launch
 from megatron_tlm.errors import ConfigError, TlmError
 
@@ -21,7 +21,8 @@ def report(error: TlmError) -> None:
     line = " ".join(str(error).split())
     if is_first_rank():
         print(f"megatron-tlm: error: {line}", file=sys.stderr, flush=True)
-    leave_word(line, for_good=not error.passing)
+    # Nothing was wrong with the first start of a run that is at a later one: a disk may only be mounted late.
+    leave_word(line, for_good=not error.passing and not restart_count())
 
 
 @contextmanager

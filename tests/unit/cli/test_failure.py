@@ -1,10 +1,13 @@
 """A mistake that one node alone makes reaches the others, whose ranks would wait for it."""
 
+from pathlib import Path
+
 import pytest
 
-from megatron_tlm.cli.failure import words_for_other_nodes
+from megatron_tlm.cli.failure import report, words_for_other_nodes
 from megatron_tlm.comm import meeting
-from megatron_tlm.errors import ConfigError
+from megatron_tlm.comm.torchrun import ended_for_good
+from megatron_tlm.errors import ConfigError, DataError
 
 SENTENCE = "run.yaml = no such file; give another"
 
@@ -31,3 +34,18 @@ def test_the_first_rank_of_a_node_tells_the_others(
     with pytest.raises(ConfigError, match="no such file"), words_for_other_nodes():
         raise ConfigError(SENTENCE.replace("= ", "=\n"))
     assert left == told
+
+
+def test_a_fault_that_the_first_start_did_not_have_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torchrun counts: a disk that a node mounts late, when it comes back, is there at the next start."""
+    ended = []
+    for count in range(2):
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / f"attempt_{count}" / "0" / "error.json"))
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(count))
+        report(DataError("data_path = corpus has no corpus.idx; give another"))
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(count + 1))
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / f"attempt_{count + 1}" / "0" / "error.json"))
+        ended.append(ended_for_good() is not None)
+    assert ended == [True, False]
