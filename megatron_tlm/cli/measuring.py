@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from itertools import islice
@@ -117,7 +117,8 @@ class Measuring:
         """Tasks of lm-evaluation-harness: a record for each, and the harness's own table."""
         tokenizer = self._restored.together(lambda: self._tokenizer(f"--tasks = {' '.join(names)}"))
         harness = self._restored.together(_import_harness)
-        manager, found = self._restored.together(lambda: harness.load_tasks(names, include_path))
+        say: Callable[[str], None] = (lambda told: None) if self._launch.rank else note
+        manager, found = self._restored.together(lambda: harness.load_tasks(names, include_path, say))
         model = harness.HarnessModel(
             self._restored.model, tokenizer, self._windows.context, self._batch, self._countdown
         )

@@ -81,8 +81,10 @@ def _axis_finding(
     where = "between nodes" if len({nodes[rank] for rank in slowest}) > 1 else "inside a node"
     text = (
         f"{len(slowest)} ranks {where}: sums right, {1e3 * latency:.2g} ms an all-reduce, "
-        f"{rates[slowest] / 2**30:.2g} GiB/s of 8 MiB ones, the slowest of {len(groups)} groups"
+        f"{rates[slowest] / 2**30:.2g} GiB/s of 8 MiB ones"
     )
+    if len(groups) > 1:
+        text += f", the slowest of {len(groups)} groups"
     middle = sorted(rates.values())[len(rates) // 2]
     if middle > SLOW * rates[slowest]:
         return warned(

@@ -68,7 +68,8 @@ def verdict(findings: Sequence[Finding]) -> str:
         first = warnings[0]
         more = f" (and {len(warnings) - 1} more, above)" if len(warnings) > 1 else ""
         return f"ready, with a warning: {first.check}{_where(first)}: {first.text}; {first.remedy}{more}"
-    return f"ready: all {sum(item.status == 'pass' for item in findings)} checks passed"
+    count = sum(item.status == "pass" for item in findings)
+    return f"ready: {count} of {count} checks passed"
 
 
 def table(findings: Sequence[Finding]) -> str:

@@ -35,8 +35,10 @@ BOOTSTRAP_DRAWS = 1000
 MAX_NEW_TOKENS = 256  # where a task does not say, as the harness has it
 
 
-def load_tasks(names: Sequence[str], include_path: str | None) -> tuple[TaskManager, list[Any]]:
-    """What knows the tasks, and the tasks with their data.
+def load_tasks(
+    names: Sequence[str], include_path: str | None, say: Callable[[str], None]
+) -> tuple[TaskManager, list[Any]]:
+    """What knows the tasks, and the tasks with their data; `say` hears of what takes long.
 
     ConfigError for a name that neither the folder nor the harness has, and for a task that cannot be loaded.
     """
@@ -45,6 +47,7 @@ def load_tasks(names: Sequence[str], include_path: str | None) -> tuple[TaskMana
     # The harness's own some thousands of YAML files are read where a name is not found without them.
     manager = TaskManager(include_path=include_path, include_defaults=False)
     if not all(name in manager.all_tasks for name in names):
+        say("looking through lm-evaluation-harness's own tasks: some thousands of files, which may take minutes")
         manager = TaskManager(include_path=include_path)
     for name in names:
         if name not in manager.all_tasks:

@@ -26,13 +26,13 @@ GOOD, ODD, BAD = (
 @pytest.mark.parametrize(
     ("findings", "sentence"),
     [
-        ([GOOD, GOOD], "ready: all 2 checks passed"),
+        ([GOOD, GOOD], "ready: 2 of 2 checks passed"),
         ([GOOD, ODD], "ready, with a warning: clock: 2 s ahead; start ntpd"),
         ([ODD, ODD], "ready, with a warning: clock: 2 s ahead; start ntpd (and 1 more, above)"),
         ([ODD, BAD], "not ready: disk: full; make room"),
         ([BAD, GOOD, BAD], "not ready: disk: full; make room (and 1 more to mend, above)"),
         ([skipped("step", "no plan"), BAD], "not ready: disk: full; make room"),
-        ([skipped("step", "no plan"), GOOD], "ready: all 1 checks passed"),
+        ([skipped("step", "no plan"), GOOD], "ready: 1 of 1 checks passed"),
     ],
 )
 def test_the_verdict_is_the_worst_and_what_to_do(findings: list[Finding], sentence: str) -> None:

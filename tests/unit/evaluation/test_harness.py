@@ -190,20 +190,22 @@ def test_an_unknown_task_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     # Without the harness's own thousands, which take it a while to read.
     ours = harness.TaskManager
     monkeypatch.setattr(harness, "TaskManager", lambda **given: ours(**given | {"include_defaults": False}))
-    folder = str(write_tasks(tmp_path))
+    folder, told = str(write_tasks(tmp_path)), list[str]()
     with pytest.raises(ConfigError, match=r"--tasks = tiny_choice is not among 3 tasks; did you mean tiny_choices\?"):
-        harness.load_tasks(["tiny_texts", "tiny_choice"], folder)
+        harness.load_tasks(["tiny_texts", "tiny_choice"], folder, told.append)
     with pytest.raises(ConfigError, match="--tasks = zzz is not among 3 tasks; give the folder of its YAML file as"):
-        harness.load_tasks(["zzz"], folder)
+        harness.load_tasks(["zzz"], folder, told.append)
+    assert len(told) == 2
+    assert "some thousands of files" in told[0]
 
 
 def test_a_task_whose_data_is_not_there_is_told(tmp_path: Path) -> None:
     folder = write_tasks(tmp_path)
     (folder / "texts.jsonl").unlink()
     with pytest.raises(ConfigError, match=r"--tasks = tiny_texts cannot be loaded \(.*texts.jsonl.*\); mend its YAML"):
-        harness.load_tasks(["tiny_texts"], str(folder))
+        harness.load_tasks(["tiny_texts"], str(folder), print)
 
 
 def test_a_folder_of_tasks_that_is_none_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--include-path = .*gone is not a directory; give the one of the tasks'"):
-        harness.load_tasks(["tiny_texts"], str(tmp_path / "gone"))
+        harness.load_tasks(["tiny_texts"], str(tmp_path / "gone"), print)
