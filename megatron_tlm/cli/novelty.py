@@ -75,6 +75,12 @@ def _check(args: Namespace) -> None:
         raise ConfigError("--trust-remote-code = true does nothing with --load; leave it out")
     if args.hugging_face and (args.ckpt_step is not None or args.no_check_hashes):
         raise ConfigError("--ckpt-step, --no-check-hashes do nothing with --hugging-face; leave them out")
+    degrees = args.tensor_model_parallel_size, args.pipeline_model_parallel_size
+    if args.hugging_face and degrees != (1, 1):
+        raise ConfigError(
+            f"--hugging-face = {args.hugging_face} runs on one process, not on tensor {degrees[0]} x pipeline "
+            f"{degrees[1]}; leave the flags of a layout out"
+        )
     if args.json_key is not None and args.text is None:
         raise ConfigError(f"--json-key = {args.json_key} does nothing without --text; leave it out")
 

@@ -75,3 +75,5 @@ def test_flags_of_a_checkpoint_mean_nothing_to_a_hugging_face_model() -> None:
         ConfigError, match="--ckpt-step, --no-check-hashes do nothing with --hugging-face; leave them out"
     ):
         novelty(["--hugging-face", "there", "--text", "a.txt", "--no-check-hashes"])
+    with pytest.raises(ConfigError, match="runs on one process, not on tensor 1 x pipeline 2; leave the flags of a"):
+        novelty(["--hugging-face", "there", "--text", "a.txt", "--pipeline-model-parallel-size", "2"])
