@@ -102,7 +102,7 @@ def test_a_run_leaves_its_configuration_plot_and_board(resumed: Outcome, folder:
 def test_the_start_is_quiet(interrupted: Outcome) -> None:
     """DeepSpeed's and torch's start-up noise stays away; what a person reads is ours."""
     assert "[WARNING]" not in interrupted.out
-    ours = ("note: MLP widths taper by default",)
+    ours = ("note: MLP widths taper by default", "starting 4 ranks on ")
     others = [line for line in interrupted.err.splitlines() if not line.startswith(ours)]
     assert not [line for line in others if "torch/distributed/run.py" not in line]
 

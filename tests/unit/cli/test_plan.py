@@ -225,7 +225,7 @@ def test_units_are_measured_and_the_plan_uses_it(tmp_path: Path, capsys: pytest.
     assert main(["plan", *small, "--profile", target]) == 0
     out = capsys.readouterr().out
     assert "use it with --hardware-profile" in out
-    assert re.search(r"^message +[\d.]+ [mun]?s \+ [\d.e+-]+ GB/s$", out, re.MULTILINE)
+    assert re.search(r"^message +[\d.]+ [mun]?s \+ [\d.]+ [KMG]iB/s$", out, re.MULTILINE)
     profile = json.loads(Path(target).read_text())
     assert profile["message_bandwidth"] > 1e6, "two processes sent each other messages"
     assert main(["plan", *small, "--hardware-profile", target]) == 0

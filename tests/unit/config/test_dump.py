@@ -17,7 +17,7 @@ from megatron_tlm.errors import ConfigError
 TINY = build([read_preset("tiny")])
 # What YAML 1.1 likes to read as something else, beside anything printable.
 TEXT = st.sampled_from(["no", "null", "1e5", "0x10", "a: b", "# c", "'", "~", "1:30", " x ", "é\n"]) | st.text(
-    st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=12
+    st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12
 )
 RATE = st.floats(1e-30, 1.0)
 
