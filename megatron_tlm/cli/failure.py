@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from megatron_tlm.comm.torchrun import ended_for_good, leave_word, restart_count
+from megatron_tlm.comm.torchrun import ERROR_FILE, claim_first_word, ended_for_good, leave_word, restart_count
 from megatron_tlm.config.launch import read_launch
 from megatron_tlm.errors import ConfigError, TlmError
 
@@ -13,13 +13,13 @@ USER_ERROR = 2
 
 
 def report(error: TlmError) -> None:
-    """Print the error's one line on rank 0; every rank also leaves it where torchrun collects failures.
+    """Print the error's one line once a node; every rank also leaves it where torchrun collects failures.
 
-    All ranks read the same configuration and fail alike, so one voice is enough. A mistake that only another rank
-    can see (a file missing on one node) is in torchrun's closing summary, under its rank.
+    All ranks read the same configuration and fail alike, so one voice is enough: that of the first to fail, for
+    torchrun ends the others at once. Where another launcher started them it is rank 0's.
     """
     line = " ".join(str(error).split())
-    if is_first_rank():
+    if claim_first_word() if ERROR_FILE in os.environ else is_first_rank():
         print(f"megatron-tlm: error: {line}", file=sys.stderr, flush=True)
     # Nothing was wrong with the first start of a run that is at a later one: a disk may only be mounted late.
     leave_word(line, for_good=not error.passing and not restart_count())

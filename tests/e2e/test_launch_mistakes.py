@@ -78,7 +78,8 @@ def test_a_mistake_is_told_once_and_fails_every_rank(
     # A mistake that passed unseen would start the run, here, inside the tests.
     monkeypatch.setattr("megatron_tlm.train.train.train", lambda config: pytest.fail("the mistake was not seen"))
     for rank in range(count):
-        left = tmp_path / f"error-{rank}.json"
+        left = tmp_path / "attempt_0" / str(rank) / "error.json"
+        left.parent.mkdir(parents=True)
         environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "TORCHELASTIC_ERROR_FILE": left}
         for name, value in environment.items():
             monkeypatch.setenv(name, str(value))

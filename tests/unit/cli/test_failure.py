@@ -49,3 +49,18 @@ def test_a_fault_that_the_first_start_did_not_have_is_tried_again(
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / f"attempt_{count + 1}" / "0" / "error.json"))
         ended.append(ended_for_good() is not None)
     assert ended == [True, False]
+
+
+def test_the_first_rank_of_a_node_to_fail_tells_it_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torchrun ends the others at once, rank 0 among them, which may not have come to a word."""
+    said = []
+    (tmp_path / "attempt_0").mkdir()
+    for rank in ("1", "0"):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "attempt_0" / rank / "error.json"))
+        report(ConfigError(SENTENCE))
+        said.append(capsys.readouterr().err)
+    assert said == [f"megatron-tlm: error: {SENTENCE}\n", ""]
