@@ -8,16 +8,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from megatron_tlm.config.dump import dump
 from megatron_tlm.config.schema import Config, DataConfig
-from megatron_tlm.data.pair_writer import IndexedDatasetWriter
 from tests.e2e.crossing import TENSOR_INSIDE
 from tests.e2e.killing import Hunter, Launch, Torchrun
+from tests.equivalence.killing import random_corpus
 from tests.equivalence.launching import assert_equal_bits, events_of, launch, metrics_of, run_config, tensors_of
-from tests.equivalence.training import VOCAB
 from tests.namespaces import Node, network
 
 pytestmark = pytest.mark.skipif(
@@ -30,12 +28,7 @@ MOMENTS = ("start", "index", "groups", "step", "save", "evaluation", "step", "sa
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Large enough that its order takes a tenth of a second to build."""
-    folder = tmp_path_factory.mktemp("corpus")
-    numbers = np.random.default_rng(5)
-    with IndexedDatasetWriter(folder / "corpus", np.dtype(np.uint16)) as writer:
-        for length in numbers.integers(5, 60, size=20_000):
-            writer.add_document(numbers.integers(0, VOCAB, size=length))
-    return str(folder / "corpus")
+    return random_corpus(tmp_path_factory.mktemp("kills") / "corpus", documents=20_000)
 
 
 def run_of(folder: Path, corpus: str, **changes: object) -> Config:

@@ -13,15 +13,29 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from megatron_tlm.checkpoint.load import check_hashes
 from megatron_tlm.checkpoint.manifest import read_manifest
 from megatron_tlm.checkpoint.root import step_directories
 from megatron_tlm.config.schema import Config
+from megatron_tlm.data.pair_writer import IndexedDatasetWriter
 from tests.equivalence.launching import Launch, launch
+from tests.equivalence.training import VOCAB
 
 MOMENTS = ("start", "save", "step", "evaluation")
 _POLL_SECONDS = 0.004
 _PATIENCE_SECONDS = 240.0  # for a busy machine
+
+
+def random_corpus(folder: Path, documents: int) -> str:
+    """The prefix of a pair of documents of 5 to 59 ids; the same ids at every call."""
+    folder.mkdir()
+    numbers = np.random.default_rng(5)
+    with IndexedDatasetWriter(folder / "corpus", np.dtype(np.uint16)) as writer:
+        for length in numbers.integers(5, 60, size=documents):
+            writer.add_document(numbers.integers(0, VOCAB, size=length))
+    return str(folder / "corpus")
 
 
 @dataclass

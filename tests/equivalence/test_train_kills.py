@@ -4,25 +4,13 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from megatron_tlm.config.schema import Config, DataConfig
-from megatron_tlm.data.pair_writer import IndexedDatasetWriter
-from tests.equivalence.killing import survive
+from tests.equivalence.killing import random_corpus, survive
 from tests.equivalence.launching import assert_equal_bits, events_of, launch, metrics_of, run_config, tensors_of
-from tests.equivalence.training import VOCAB
 
 SLOW = "TLM_SLOW_TESTS" in os.environ
-
-
-def corpus(folder: Path) -> str:
-    folder.mkdir()
-    numbers = np.random.default_rng(5)
-    with IndexedDatasetWriter(folder / "corpus", np.dtype(np.uint16)) as writer:
-        for length in numbers.integers(5, 60, size=200):
-            writer.add_document(numbers.integers(0, VOCAB, size=length))
-    return str(folder / "corpus")
 
 
 def killed_run(folder: Path, prefix: str, **changes: object) -> Config:
@@ -33,7 +21,7 @@ def killed_run(folder: Path, prefix: str, **changes: object) -> Config:
 
 
 def survived(tmp_path: Path, kills: int, ranks: int, **changes: object) -> None:
-    prefix = corpus(tmp_path / "data")
+    prefix = random_corpus(tmp_path / "data", documents=200)
     quiet, killed = (killed_run(tmp_path / name, prefix, **changes) for name in ("quiet", "killed"))
     assert launch(quiet, ranks, timeout_seconds=240).codes == [0] * ranks
     story = survive(killed, ranks, kills, seed=kills)
